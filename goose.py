@@ -1,0 +1,520 @@
+"""Goose (arXiv 2604.02047): speculative decoding without training, and without changing one token of the output.
+
+    python goose.py --prompt 'def fibonacci(n):'
+    python goose.py --weights FOLDER_OR_HUB_ID --prompt TEXT --method goose --compare
+
+Every method is the same loop; methods differ only in the tree they draft. Greedy decoding drafts the root alone, prompt
+lookup a chain, token recycling branches, Goose a spine with branches. `generate` is that loop (Algorithm 2), `Drafter`
+decides what to draft, and whatever reports on a run (text, colours, totals, JSON) reads the stream of `Cycle`s.
+"""
+import argparse
+import dataclasses
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import kernels
+from model import DTYPES, Cache, LoadError, Model, Stream, Tokenizer, find, load, prefill
+from sources import AcceptanceAverage, AdjacencyTable, ContextMatcher, Match, confidence_of
+from tree import BRANCH, SPINE, Tree, chain_tree, isotropic_tree, spine_tree, walk
+
+METHODS = ("greedy", "lookup", "recycling", "isotropic", "goose")
+
+
+class GenerationError(Exception):
+    """A run that cannot go on; the message is one line."""
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+def option(default, low, high, text: str):
+    return field(default=default, metadata={"low": low, "high": high, "help": text})
+
+
+def switch(text: str):
+    return field(default=True, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to draft: the method, the constants of Table 5 and a switch for each part that the paper removes.
+
+    Raises ValueError, naming the field, for a value out of its range.
+    """
+    method: str = "goose"
+    width: int = option(16, 1, kernels.MAX_WIDTH, "most nodes in a pass, the root included; trees are cut to fit")
+    budget: int = option(60, 1, 1000, "B: nodes of a tree without confidence")
+    max_budget: int = option(100, 1, 1000, "nodes of a tree at full confidence")
+    max_depth: int = option(6, 1, 1000, "D: how deep branches grow")
+    successors: int = option(10, 1, 100, "K: successors kept for each token")
+    rho: float = option(0.5, 0.0, 1.0, "share of the branch budget that spine nodes get")
+    min_score: float = option(0.01, 0.0, 1.0, "successors with a lower score are not drafted")
+    max_chain: int = option(20, 1, 1000, "tokens copied from one match")
+    extension: int = option(100, 0, 1000, "tokens to which a chain is extended at full confidence")
+    long_match: int = option(8, 1, 1000, "length from which a chain counts as long")
+    average_weight: float = option(0.3, 0.0, 1.0, "weight of the newest cycle in the acceptance average")
+    branching: int = option(3, 1, 100, "successors of every node in the isotropic tree")
+    context: bool = switch("draft from the context")
+    transitions: bool = switch("draft from the adjacency table")
+    spine_branches: bool = switch("attach branches to spine nodes")
+    bigram: bool = switch("ask the bigram tier of the table")
+    confidence: bool = switch("let confidence set budget, spine and extension")
+    prefill_harvest: bool = switch("fill the table from the prompt")
+
+    def __post_init__(self):
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}")
+        for f in dataclasses.fields(self):
+            low, high = f.metadata.get("low"), f.metadata.get("high")
+            if low is not None and not low <= getattr(self, f.name) <= high:
+                raise ValueError(f"{f.name.replace('_', '-')} must be from {low} to {high}")
+
+
+# ---- drafting --------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Draft:
+    """A tree and how it came about: route is spine, branch, chain or plain (Algorithm 2, steps 2 to 4)."""
+    tree: Tree
+    route: str
+    match: Match = Match()
+
+
+class TreeSource(Protocol):
+    """What the loop needs of a drafter. Any tree of at most `width` nodes is allowed: none can change the output."""
+    width: int
+    top_k: int        # how many best next tokens of each row `learn` wants; 0 saves the work
+
+    def start(self, prompt: list[int], ids: list[list[int]], scores: list[list[float]]) -> None:
+        """The prompt, with each of its rows' top_k next tokens and their softmax scores (none where top_k is 0)."""
+
+    def draft(self) -> Draft:
+        """A tree whose root is the last committed token."""
+
+    def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
+              scores: list[list[float]]) -> None:
+        """What came of it: the accepted path, the tokens committed, and every node's top_k next tokens."""
+
+
+class Drafter:
+    """The paper's drafter: two sources, confidence, and the choice between them (Section 4, Algorithm 2)."""
+
+    def __init__(self, settings: Settings):
+        self.settings, self.width = settings, settings.width
+        self.use_context = settings.context and settings.method in ("lookup", "isotropic", "goose")
+        self.use_table = settings.transitions and settings.method in ("recycling", "isotropic", "goose")
+        self.top_k = settings.successors if self.use_table else 0
+        self.matcher = ContextMatcher(max_chain=settings.max_chain)
+        self.table = AdjacencyTable(settings.bigram)
+        self.average = AcceptanceAverage(weight=settings.average_weight)
+        self.text: list[int] = []
+
+    def start(self, prompt: list[int], ids: list[list[int]], scores: list[list[float]]) -> None:
+        self.text = list(prompt)
+        if self.use_context:
+            self.matcher.extend(prompt)
+        if self.use_table and self.settings.prefill_harvest:
+            self.table.harvest(prompt, [None, *prompt[:-1]], ids, scores)
+
+    def commit(self, tokens: list[int]) -> None:
+        self.text += tokens
+        if self.use_context:
+            self.matcher.extend(tokens)
+
+    def draft(self) -> Draft:
+        s, anchor = self.settings, self.text[-1]
+        before = self.text[-2] if len(self.text) > 1 else None
+        if s.method == "greedy" or s.width == 1:
+            return Draft(Tree.rooted(anchor), "plain")
+        match = self.matcher.chain() if self.use_context else Match()
+        if self.use_table and self.table.successors(anchor, before):
+            confidence = confidence_of(match, s.long_match) if s.confidence else 0.0
+            budget = min(s.budget + int(confidence * max(s.max_budget - s.budget, 0)), s.width)
+            if s.method == "isotropic":
+                tree = isotropic_tree(anchor, before, self.table, budget, s.branching, s.max_depth, s.min_score)
+            else:
+                chain = match.tokens
+                if confidence > 0.6:
+                    chain = self.matcher.extended(match, confidence, s.long_match, s.extension)
+                length = min(len(chain), int(budget * self.average.spine_share(confidence)), s.width - 1)
+                tree = spine_tree(anchor, before, chain, self.table, budget, length,
+                                  s.rho if s.spine_branches else 0.0, s.max_depth, s.successors, s.min_score)
+            if len(tree) > 1:
+                return Draft(tree, SPINE if SPINE in tree.sources else BRANCH, match)
+        elif match.tokens:
+            return Draft(chain_tree(anchor, match.tokens[:s.width - 1]), "chain", match)
+        return Draft(Tree.rooted(anchor), "plain")
+
+    def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
+              scores: list[list[float]]) -> None:
+        tree = draft.tree
+        if self.use_table:
+            before = [tree.before(node) for node in range(len(tree))]
+            if draft.route in ("chain", "plain") and len(self.text) > 1:
+                before[0] = self.text[-2]
+            self.table.harvest(tree.tokens, before, ids, scores)
+        if draft.route == SPINE:
+            self.average.observe(sum(tree.sources[node] == SPINE for node in path), tree.sources.count(SPINE))
+        self.commit(committed)
+
+
+# ---- sampling --------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the model's own next token is chosen. temperature 0 is greedy decoding."""
+    temperature: float = 0.0
+    top_k: int = 0        # 0: all
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        if not (self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1):
+            raise ValueError("temperature must be 0 or more, top-k 0 or more, top-p above 0 and at most 1")
+
+
+def choose(logits_WV: Tensor, positions: Sequence[int], sampling: Sampling) -> list[int]:
+    """The model's token after each row: the argmax (the lowest id of equals), or the inverse of the row's filtered
+    distribution at a number that depends only on (seed, position of the token in the text).
+
+    So a draft is right exactly if it is the token that plain decoding would put there, with temperature too.
+    Raises GenerationError where a row's best logit is not finite.
+    """
+    best_W1 = logits_WV.argmax(-1, keepdim=True)
+    if not logits_WV.gather(-1, best_W1).isfinite().all():
+        raise GenerationError(f"the logits are not finite in {str(logits_WV.dtype).removeprefix('torch.')}; "
+                              "try --dtype bfloat16 or float32")
+    if sampling.temperature == 0:
+        return best_W1[:, 0].tolist()
+    logits_WV = logits_WV.double() / sampling.temperature
+    if 0 < sampling.top_k < logits_WV.shape[-1]:
+        lowest_W1 = logits_WV.topk(sampling.top_k).values[:, -1:]
+        logits_WV = logits_WV.masked_fill(logits_WV < lowest_W1, -torch.inf)
+    probabilities_WV = logits_WV.softmax(-1)
+    if sampling.top_p < 1:
+        # the smallest set of most likely tokens that holds top_p: those before whom less than top_p stands
+        ordered_WV, ids_WV = probabilities_WV.sort(-1, descending=True, stable=True)
+        outside_WV = ordered_WV.cumsum(-1) - ordered_WV >= sampling.top_p
+        probabilities_WV = probabilities_WV.masked_fill(outside_WV.gather(-1, ids_WV.argsort(-1)), 0)
+    cumulative_WV = probabilities_WV.cumsum(-1)
+    numbers = [random.Random(f"{sampling.seed}:{position}").random() for position in positions]
+    targets_W1 = torch.tensor(numbers, dtype=torch.float64, device=logits_WV.device)[:, None] * cumulative_WV[:, -1:]
+    return torch.searchsorted(cumulative_WV, targets_W1, right=True)[:, 0].tolist()
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Cycle:
+    """One forward pass and what came of it; the first one is the prefill."""
+    draft: Draft
+    path: list[int]                # accepted nodes, the root's 0 first
+    tokens: list[int]              # emitted: accepted, then bonus, cut at a stop token or a limit
+    origins: list[str]             # of each emitted token: prefill, spine, branch, bonus or plain
+    seconds: dict[str, float]      # draft, model, commit
+    finish_reason: str = ""        # stop, length or context, in the last cycle
+
+
+def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None, max_new_tokens: int = 256,
+             stop_ids: frozenset[int] = frozenset(), sampling: Sampling = Sampling()) -> Iterator[Cycle]:
+    """Algorithm 2: yields one Cycle a forward pass, the prefill first.
+
+    prompt: token ids, at least one and at most max_position_embeddings (else GenerationError). Ends with finish_reason
+    stop (a token of stop_ids, which is emitted), length (max_new_tokens) or context: the token that follows position
+    max_position_embeddings - 1 is the last, since it needs no slot of its own.
+    """
+    drafter = drafter or Drafter(Settings())
+    room = model.config.max_position_embeddings - len(prompt) + 1
+    if not prompt:
+        raise GenerationError("the prompt is empty and this tokenizer adds no BOS to start from")
+    if room < 1:
+        raise GenerationError(f"the prompt has {len(prompt)} tokens and the model's context holds "
+                              f"{model.config.max_position_embeddings}")
+    if max_new_tokens < 1:
+        raise GenerationError("max_new_tokens must be at least 1")
+    limit, reason = min((max_new_tokens, "length"), (room, "context"))
+    clock = Clock()
+
+    cache = Cache(model.config, len(prompt) + limit + kernels.MAX_WIDTH)
+    ids, scores = [], []
+    for logits in prefill(model, prompt, cache, every_row=drafter.top_k > 0):
+        for rows, new in zip((ids, scores), best(logits, drafter.top_k), strict=True):
+            rows += new
+    token, = choose(logits[-1:], [len(prompt)], sampling)
+    clock.lap("model")
+    drafter.start(prompt, ids, scores)
+    drafter.commit([token])
+    clock.lap("commit")
+    finish = "stop" if token in stop_ids else reason if limit == 1 else ""
+    yield Cycle(Draft(Tree.rooted(prompt[-1]), "prefill"), [0], [token], ["prefill"], clock.seconds, finish)
+
+    emitted = 1
+    while not finish:
+        clock = Clock()
+        draft = drafter.draft()
+        tree = draft.tree
+        clock.lap("draft")
+
+        hidden = model.step(tree.tokens, tree.depths, tree.mask(model.rows(len(tree))), cache)
+        logits = model.lm_head(hidden)[:len(tree)]
+        predictions = choose(logits, [cache.length + depth + 1 for depth in tree.depths], sampling)
+        ids, scores = best(logits, drafter.top_k)
+        clock.lap("model")
+
+        path, bonus = walk(tree, predictions)
+        tokens = [tree.tokens[node] for node in path[1:]] + [bonus]
+        origins = [tree.sources[node] for node in path[1:]] + ["plain" if draft.route == "plain" else "bonus"]
+
+        cut = next((i + 1 for i, token in enumerate(tokens) if token in stop_ids), None)
+        if emitted + (cut or len(tokens)) >= limit and not (cut and emitted + cut <= limit):
+            cut, finish = limit - emitted, reason
+        elif cut:
+            finish = "stop"
+        tokens, origins = tokens[:cut], origins[:cut]
+        cache.commit(path[:cut])
+
+        drafter.learn(draft, path, tokens, ids, scores)
+        emitted += len(tokens)
+        clock.lap("commit")
+        yield Cycle(draft, path, tokens, origins, clock.seconds, finish)
+
+
+@torch.inference_mode()
+def best(logits_WV: Tensor, k: int) -> tuple[list[list[int]], list[list[float]]]:
+    """The k best next tokens of each row and the softmax over those k; two empty lists for k = 0."""
+    if k == 0:
+        return [], []
+    top = logits_WV.float().topk(min(k, logits_WV.shape[-1]))
+    return top.indices.tolist(), top.values.softmax(-1).tolist()
+
+
+class Clock:
+    """Splits a cycle's wall time into stages, in seconds."""
+
+    def __init__(self):
+        self.last, self.seconds = time.perf_counter(), dict.fromkeys(("draft", "model", "commit"), 0.0)
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] += now - self.last
+        self.last = now
+
+
+class Totals:
+    """What a run adds up to; `add` each cycle. Counts are taken before the output is cut at a stop or limit, so
+    1 + accepted + bonus + plain = committed."""
+
+    def __init__(self):
+        self.tokens: list[int] = []
+        self.passes = self.continuations = 0
+        self.cycles, self.nodes, self.accepted, self.last = Counter(), Counter(), Counter(), Counter()
+        self.seconds, self.finish_reason = Counter(), ""
+
+    def add(self, cycle: Cycle) -> None:
+        sources = cycle.draft.tree.sources
+        taken = [sources[node] for node in cycle.path[1:]]
+        self.tokens += cycle.tokens
+        self.passes += 1
+        self.cycles[cycle.draft.route] += 1
+        self.nodes.update(sources[1:])
+        self.accepted.update(taken)
+        self.continuations += any(pair == (SPINE, BRANCH) for pair in zip(taken, taken[1:], strict=False))
+        self.seconds["prefill" if cycle.draft.route == "prefill" else "decode"] += sum(cycle.seconds.values())
+        if cycle.draft.route != "prefill":
+            self.seconds.update(cycle.seconds)
+        self.finish_reason = cycle.finish_reason
+
+    @property
+    def tau(self) -> float:
+        """Tokens per forward pass, the prefill counted as one."""
+        return len(self.tokens) / self.passes if self.passes else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first over the seconds after the prefill."""
+        return (len(self.tokens) - 1) / self.seconds["decode"] if self.seconds["decode"] else 0.0
+
+    def report(self) -> dict:
+        plain = self.cycles["plain"]
+        bonus = self.passes - self.cycles["prefill"] - plain
+        return {
+            "finish_reason": self.finish_reason, "forward_passes": self.passes, "tau": round(self.tau, 4),
+            "tokens_per_second": round(self.tokens_per_second, 3),
+            "committed": self.cycles["prefill"] + sum(self.accepted.values()) + bonus + plain,
+            "cycles": {route: self.cycles[route] for route in (SPINE, BRANCH, "chain", "plain")},
+            "nodes": {source: self.nodes[source] for source in (SPINE, BRANCH)},
+            "accepted": {source: self.accepted[source] for source in (SPINE, BRANCH)},
+            "bonus": bonus, "plain": plain, "continuations": self.continuations,
+            "seconds": {name: round(self.seconds[name], 6)
+                        for name in ("prefill", "decode", "draft", "model", "commit")},
+        }
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+COLORS = {SPINE: "32", BRANCH: "36", "bonus": "33", "plain": "0", "prefill": "0"}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise LoadError(f"{message} (see --help)")
+
+
+def parser() -> Parser:
+    p = Parser(prog="goose.py", description="Speculative decoding without training, with exactly plain decoding's output "
+               "(Goose, arXiv 2604.02047).", allow_abbrev=False)
+    p.add_argument("--weights", default=str(Path(__file__).resolve().parent / "weights"), metavar="DIR_OR_ID",
+                   help="a checkpoint folder or a Hub id (default: the embedded model, which writes Python)")
+    p.add_argument("--revision", help="branch, tag or commit of a Hub id")
+    p.add_argument("--prompt", help="the text to continue")
+    p.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file; - is standard input")
+    p.add_argument("--chat", action="store_true", help="put the prompt into the checkpoint's chat template")
+    p.add_argument("--system", metavar="TEXT", help="a system message for --chat")
+    p.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="default %(default)s")
+    p.add_argument("--ignore-eos", action="store_true", help="go on after a stop token")
+    p.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="auto: the checkpoint's own")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    p.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy decoding")
+    p.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens (0: all)")
+    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the likeliest that hold P")
+    p.add_argument("--seed", type=int, default=0, help="of the sampling; the text depends on it alone")
+    p.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
+    p.add_argument("--compare", action="store_true", help="decode greedily first; exit 1 if the tokens differ")
+    p.add_argument("--color", action="store_true", help="colour each token by where it came from")
+    group = p.add_argument_group("drafting (Table 5 of the paper)")
+    for f in dataclasses.fields(Settings):
+        name = f.name.replace("_", "-")
+        if f.name == "method":
+            group.add_argument("--method", default=f.default, choices=METHODS, help="default %(default)s")
+        elif f.type in ("bool", bool):
+            group.add_argument(f"--no-{name}", dest=f.name, action="store_false", help=f"do not {f.metadata['help']}")
+        else:
+            group.add_argument(f"--{name}", type=type(f.default), default=f.default, metavar="N",
+                               help=f"{f.metadata['help']} (default %(default)s)")
+    return p
+
+
+def read_prompt(options: argparse.Namespace) -> str:
+    if (options.prompt is None) == (options.prompt_file is None):
+        raise LoadError("give the prompt with either --prompt TEXT or --prompt-file FILE")
+    if options.prompt is not None:
+        return options.prompt
+    try:
+        if options.prompt_file == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        return Path(options.prompt_file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoadError(f"{options.prompt_file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LoadError(f"{options.prompt_file}: not UTF-8 text") from None
+
+
+def run(model: Model, tokenizer: Tokenizer, prompt: list[int], settings: Settings, options: argparse.Namespace,
+        show: bool) -> Totals:
+    """One generation; shows the text as it comes where asked. Ctrl-C ends it with what there is so far."""
+    totals, stream = Totals(), Stream(tokenizer, prompt)
+    stops = frozenset() if options.ignore_eos else tokenizer.stop_ids
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
+    colored = show and options.color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def write(text: str, origin: str = "plain") -> None:
+        if show and text:
+            sys.stdout.write(f"\x1b[{COLORS[origin]}m{text}\x1b[0m" if colored else text)
+            sys.stdout.flush()
+
+    if colored:
+        for origin in (SPINE, BRANCH, "bonus", "plain"):
+            write(origin + " ", origin)
+        write("\n")
+    try:
+        for cycle in generate(model, prompt, Drafter(settings), options.max_new_tokens, stops, sampling):
+            totals.add(cycle)
+            for token, origin in zip(cycle.tokens, cycle.origins, strict=True):
+                write(stream.push([token]), origin)
+    except KeyboardInterrupt:
+        totals.finish_reason = "interrupted"
+    finally:
+        write(stream.flush())
+        write("\n")
+    return totals
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        names = [f.name for f in dataclasses.fields(Settings)]
+        settings = Settings(**{name: getattr(options, name) for name in names})
+        Sampling(options.temperature, options.top_k, options.top_p, options.seed)
+    except ValueError as error:
+        raise LoadError(str(error)) from None
+    if options.max_new_tokens < 1:
+        raise LoadError("--max-new-tokens must be at least 1")
+    if options.system is not None and not options.chat:
+        raise LoadError("--system needs --chat")
+    text = read_prompt(options)
+
+    started = time.perf_counter()
+    folder = find(options.weights, options.revision)
+    tokenizer = Tokenizer(folder)
+    if options.chat:
+        messages = [{"role": "system", "content": options.system}] if options.system is not None else []
+        prompt = tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+    else:
+        prompt = tokenizer.encode(text)
+    model = load(folder, options.dtype, options.device)
+    load_seconds = time.perf_counter() - started
+
+    show = not options.json
+    if options.compare:
+        greedy = run(model, tokenizer, prompt, dataclasses.replace(settings, method="greedy"), options, False)
+    totals = run(model, tokenizer, prompt, settings, options, show)
+    report = {"method": settings.method, "dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device),
+              "prompt_tokens": len(prompt), "tokens": totals.tokens,
+              "text": tokenizer.decode(totals.tokens, prompt), **totals.report(),
+              "settings": dataclasses.asdict(settings)}
+    report["seconds"] = {"load": round(load_seconds, 6), **report["seconds"]}
+    same = True
+    if options.compare:
+        same = greedy.tokens == totals.tokens
+        ratio = totals.tokens_per_second / greedy.tokens_per_second if greedy.tokens_per_second else 0.0
+        report["compare"] = {"greedy_tokens_per_second": round(greedy.tokens_per_second, 3),
+                             "ratio": round(ratio, 4), "same_tokens": same}
+    if options.json:
+        print(json.dumps(report))
+    else:
+        print(f"[{len(totals.tokens)} tokens in {totals.passes} passes, tau {totals.tau:.2f}, "
+              f"{totals.tokens_per_second:.1f} tokens/s, ended by {totals.finish_reason}]", file=sys.stderr)
+        if options.compare:
+            print(f"[greedy {greedy.tokens_per_second:.1f} tokens/s, {settings.method} {totals.tokens_per_second:.1f}, "
+                  f"ratio {ratio:.2f}x, tau {totals.tau:.2f}, tokens {'the same' if same else 'DIFFER'}]",
+                  file=sys.stderr)
+    if totals.finish_reason == "interrupted":
+        return 130
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")
+    sys.stderr.reconfigure(errors="replace")
+    try:
+        code = main()
+        sys.stdout.flush()
+    except (LoadError, GenerationError) as error:
+        print(f"goose.py: error: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)

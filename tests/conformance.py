@@ -1,0 +1,101 @@
+"""Compare this implementation with inputs and outputs recorded from the authors' own (version 1.0.0).
+
+    python -m tests.conformance DIR        # DIR holds matcher.json, adjacency.json, ..., see README
+
+Prints cases and mismatches for each file and exits 1 on any mismatch. runs.json needs the model that it was recorded
+with: its folder in GOOSE_TEST_WEIGHTS.
+"""
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from sources import AcceptanceAverage, AdjacencyTable, ContextMatcher, confidence_of
+from tree import Tree, isotropic_tree, spine_tree, walk
+
+
+def table_of(case: dict) -> AdjacencyTable:
+    """The recorded table; it names at most top_k successors, as a table of that K would."""
+    table, k = AdjacencyTable(case["config"]["use_bigram"]), case["config"]["top_k"]
+    table.unigram = {int(token): tuple(map(tuple, entry[:k])) for token, entry in case["unigram"].items()}
+    table.bigram = {(before, token): tuple(map(tuple, entry[:k])) for before, token, entry in case["bigram"]}
+    return table
+
+
+def same_tree(tree: Tree, wanted: dict) -> bool:
+    spine = wanted.get("spine_nodes", 0)
+    sources = ["root"] + ["spine"] * spine + ["branch"] * (len(tree) - 1 - spine)
+    return (tree.tokens, tree.parents, tree.depths, tree.sources) == (
+        wanted["tokens"], wanted["parents"], wanted["depths"], sources)
+
+
+def check_matcher(case: dict) -> bool:
+    matcher = ContextMatcher(case["ngram_lengths"], case["max_chain"])
+    for part in case["parts"]:
+        matcher.extend(part)
+    match = matcher.chain()
+    confidence = confidence_of(match, case["long_match"])
+    extended = matcher.extended(match, confidence, case["long_match"]) if confidence > 0.6 else None
+    return (list(match.tokens) == case["chain"] and match.consensus == case["consensus"]
+            and abs(confidence - case["confidence"]) < 1e-6 and extended == case.get("extended"))
+
+
+def check_adjacency(case: dict) -> bool:
+    table = AdjacencyTable()
+    for rows in case["passes"]:
+        top = torch.tensor(rows["logits"]).topk(case["top_k"])
+        table.harvest(rows["tokens"], rows["before"], top.indices.tolist(), top.values.softmax(-1).tolist())
+
+    def same(query: dict) -> bool:
+        ours, theirs = table.successors(query["token"], query["before"]), query["successors"]
+        return ([t for t, _ in ours] == [t for t, _ in theirs]
+                and all(abs(a - b) < 1e-3 for (_, a), (_, b) in zip(ours, theirs, strict=True)))
+    return all(map(same, case["queries"]))
+
+
+def check_spine_trees(case: dict) -> bool:
+    config, chain, confidence = case["config"], case["chain"], case["confidence"]
+    budget = config["budget"] + int(confidence * (100 - config["budget"]))
+    share = AcceptanceAverage(case["acceptance_average"]).spine_share(confidence)
+    tree = spine_tree(case["anchor"], case["before"], chain, table_of(case), budget,
+                      min(len(chain), int(budget * share)), config["rho"], config["max_depth"], config["top_k"],
+                      config["min_score"])
+    return same_tree(tree, case["tree"])
+
+
+def check_isotropic_trees(case: dict) -> bool:
+    config = case["config"]
+    tree = isotropic_tree(case["anchor"], case["before"], table_of(case), config["budget"], case["branching"],
+                          config["max_depth"], config["min_score"])
+    return same_tree(tree, case["tree"])
+
+
+def check_walks(case: dict) -> bool:
+    tree = Tree(case["tree"]["tokens"], case["tree"]["parents"], [0] * len(case["tree"]["tokens"]), [])
+    path, bonus = walk(tree, case["predictions"])
+    return path[1:] == case["path"] and bonus == case["bonus"]
+
+
+CHECKS = {"matcher": check_matcher, "adjacency": check_adjacency, "spine_trees": check_spine_trees,
+          "isotropic_trees": check_isotropic_trees, "walks": check_walks}
+
+
+def mismatches(folder: Path) -> dict[str, tuple[int, list[int]]]:
+    """For each file of the folder that CHECKS knows: the number of cases, and the indices of those that differ."""
+    found = {}
+    for name, check in CHECKS.items():
+        if (folder / f"{name}.json").exists():
+            cases = json.loads((folder / f"{name}.json").read_text())
+            found[name] = (len(cases), [i for i, case in enumerate(cases) if not check(case)])
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(__doc__)
+    result = mismatches(Path(sys.argv[1]))
+    for name, (cases, bad) in result.items():
+        print(f"{name:16} {cases:5} cases  {len(bad):4} mismatches" + (f"  (first: {bad[:5]})" if bad else ""))
+    sys.exit(any(bad for _, bad in result.values()) or not result)
