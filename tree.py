@@ -7,11 +7,13 @@ its children, so the nodes along any path stand in text order. Builders take the
     chain                          list[int], tokens that a context source proposes after the anchor
     table.successors(token, before) -> [(token, score), ...], best first; [] for a token never seen
 
-Builders: `chain_tree` (prompt lookup), `spine_tree` (Algorithm 1), `isotropic_tree` (the control of Section 5.3).
+Builders: `chain_tree` (prompt lookup), `spine_tree` (Algorithm 1), `isotropic_tree` (the control of Section 5.3) and
+`best_first_tree` (ours: the largest expected yield of all trees over the same candidates; proofs/best_first.py).
 `walk` is Algorithm 3.
 """
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -154,3 +156,38 @@ def isotropic_tree(anchor: int, before: int | None, table: Table, budget: int, b
         past = tree.before(node) if node else before
         attach(tree, node, table, past, min(branching, budget - len(tree)), min_score)
     return tree
+
+
+def best_first_tree(anchor: int, candidates: Callable[[Tree, int], Iterable[tuple[int, str, float]]],
+                    budget: int) -> tuple[Tree, list[float]]:
+    """The tree of at most `budget` nodes (root included) with the largest expected yield over the candidates.
+
+    candidates(tree, node) gives (token, source, q) for each possible child of a node, tokens distinct, q the probability
+    that the child is accepted given that its parent is. Nodes are taken by falling path probability (the product of q
+    along the path; of equals the one offered first), which never grows along a path, so a heap finds them in order.
+    Returns the tree and each node's path probability, 1 for the root; their sum is the expected tokens committed.
+    """
+    tree, probabilities, heap, offered = Tree.rooted(anchor), [1], [], 0
+    node = 0
+    while len(tree) < budget:
+        for token, source, q in candidates(tree, node):
+            heapq.heappush(heap, (-probabilities[node] * q, offered, node, token, source))
+            offered += 1
+        if not heap or heap[0][0] == 0:
+            break
+        negative, _, parent, token, source = heapq.heappop(heap)
+        node = tree.add(parent, token, source)
+        probabilities.append(-negative)
+    return tree, probabilities
+
+
+def worthwhile_size(probabilities: Sequence[float], seconds: dict[int, float], rate: float) -> int:
+    """How many of the best-first nodes a pass should hold: the n with the largest expected yield less rate * cost.
+
+    probabilities fall; seconds[n] is the measured cost of a pass over n nodes, for the sizes on offer; rate is the
+    tokens per second that decoding reaches. A pass of cost c must earn rate * c tokens, or that time were better
+    spent on other passes; the fixed point of this rule has the largest rate of all (proofs/when_speculation_pays.py).
+    """
+    sizes = sorted(n for n in seconds if n < len(probabilities)) + [min(
+        (n for n in seconds if n >= len(probabilities)), default=max(seconds))]
+    return max(sizes, key=lambda n: sum(probabilities[:n]) - rate * seconds[n])
