@@ -101,6 +101,9 @@ class TreeSource(Protocol):
     def draft(self) -> Draft:
         """A tree whose root is the last committed token."""
 
+    def commit(self, tokens: list[int]) -> None:
+        """The first token, which the prefill gives."""
+
     def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
               scores: list[list[float]]) -> None:
         """What came of it: the accepted path, the tokens committed, and every node's top_k next tokens."""
