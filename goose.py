@@ -84,10 +84,13 @@ class Settings:
 
 @dataclass
 class Draft:
-    """A tree and how it came about: route is spine, branch, chain or plain (Algorithm 2, steps 2 to 4)."""
+    """A tree and how it came about: route is spine, branch, chain or plain (Algorithm 2, steps 2 to 4), prefill for
+    the first pass; match is what the context matcher proposed; estimates are each node's path probability, where the
+    drafter has any."""
     tree: Tree
     route: str
     match: Match = Match()
+    estimates: list[float] = field(default_factory=list)
 
 
 class TreeSource(Protocol):

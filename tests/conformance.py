@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from goose import Drafter, Settings, Totals, generate
+from model import Tokenizer, load
 from sources import AcceptanceAverage, AdjacencyTable, ContextMatcher, confidence_of
 from tree import Tree, isotropic_tree, spine_tree, walk
 
@@ -78,6 +80,38 @@ def check_walks(case: dict) -> bool:
     return path[1:] == case["path"] and bonus == case["bonus"]
 
 
+RUNS = {"goose": {}, "isotropic3": {"method": "isotropic"}, "chain": {"method": "lookup"},
+        "recycling": {"method": "recycling"}, "no_bigram": {"bigram": False}, "no_confidence": {"confidence": False},
+        "no_spine_branches": {"rho": 0.0}, "no_prefill_harvest": {"prefill_harvest": False}}
+
+
+def counts(totals: Totals) -> dict[str, int]:
+    """A run's totals under the names of runs.json."""
+    return {"forward_passes": totals.passes, "spine_tree_cycles": totals.cycles["spine"],
+            "branch_tree_cycles": totals.cycles["branch"], "chain_cycles": totals.cycles["chain"],
+            "plain_cycles": totals.cycles["plain"], "draft_nodes": sum(totals.nodes.values()),
+            "spine_nodes": totals.nodes["spine"], "spine_accepted": totals.accepted["spine"],
+            "branch_accepted": totals.accepted["branch"], "spine_continuations": totals.continuations}
+
+
+def check_run(case: dict, model, tokenizer) -> dict[str, dict]:
+    """{method: what differs} of a whole run on the real model in float32, trees whole (128 nodes fit)."""
+    differs = {}
+    for method, wanted in case["methods"].items():
+        totals = Totals()
+        drafter = Drafter(Settings(width=128, **RUNS[method]))
+        for cycle in generate(model, tokenizer.encode(case["prompt"]), drafter, case["max_new_tokens"],
+                              frozenset([2])):
+            totals.add(cycle)
+        ours = counts(totals)
+        bad = {name: (value, wanted[name]) for name, value in ours.items() if value != wanted[name]}
+        if totals.tokens != case["tokens"]:
+            bad["tokens"] = (totals.tokens, case["tokens"])
+        if bad:
+            differs[method] = bad
+    return differs
+
+
 CHECKS = {"matcher": check_matcher, "adjacency": check_adjacency, "spine_trees": check_spine_trees,
           "isotropic_trees": check_isotropic_trees, "walks": check_walks}
 
@@ -95,7 +129,17 @@ def mismatches(folder: Path) -> dict[str, tuple[int, list[int]]]:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         sys.exit(__doc__)
-    result = mismatches(Path(sys.argv[1]))
+    folder, weights = Path(sys.argv[1]), os.environ.get("GOOSE_TEST_WEIGHTS")
+    result = mismatches(folder)
     for name, (cases, bad) in result.items():
         print(f"{name:16} {cases:5} cases  {len(bad):4} mismatches" + (f"  (first: {bad[:5]})" if bad else ""))
+    if (folder / "runs.json").exists() and weights:
+        model, tokenizer = load(Path(weights), "float32", "cpu"), Tokenizer(Path(weights))
+        cases = json.loads((folder / "runs.json").read_text())
+        runs = {(i, method): bad for i, case in enumerate(cases)
+                for method, bad in check_run(case, model, tokenizer).items()}
+        print(f"{'runs':16} {len(cases) * len(RUNS):5} cases  {len(runs):4} mismatches")
+        for (i, method), bad in runs.items():
+            print(f"    case {i} {method}: " + ", ".join(f"{name} {a} (theirs {b})" for name, (a, b) in bad.items()))
+        result["runs"] = (len(cases), list(runs))
     sys.exit(any(bad for _, bad in result.values()) or not result)
