@@ -451,7 +451,7 @@ def run(model: Model, tokenizer: Tokenizer, prompt: list[int], settings: Setting
         totals.finish_reason = "interrupted"
     finally:
         write(stream.flush())
-        write("\n")
+        write("\n" if totals.tokens else "")
     return totals
 
 
@@ -509,18 +509,23 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if same else 1
 
 
+def command(arguments: list[str] | None = None) -> int:
+    """main with every foreseen failure turned into one line and an exit code."""
+    try:
+        code = main(arguments)
+        sys.stdout.flush()
+        return code
+    except (LoadError, GenerationError) as error:
+        print(f"goose.py: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")
     sys.stderr.reconfigure(errors="replace")
-    try:
-        code = main()
-        sys.stdout.flush()
-    except (LoadError, GenerationError) as error:
-        print(f"goose.py: error: {error}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
-    sys.exit(code)
+    sys.exit(command())

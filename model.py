@@ -4,6 +4,7 @@ In reading order: `Config` (config.json), `Model` (the forward pass), `Cache` an
 tree), `prefill`, `load` (safetensors or .bin, a folder or a Hub id), `Tokenizer` (text in, text out). Dimension letters
 are those of kernels.py. Everything that can be wrong with a checkpoint raises `LoadError` with one line that says what.
 """
+import datetime
 import json
 import math
 import os
@@ -436,8 +437,8 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto") -> Model:
         raise LoadError(f"dtype {dtype} is not supported; choose --dtype {', '.join(DTYPES)}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise LoadError("--device cuda: this PyTorch sees no CUDA device")
+    if device != "cpu" and not (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
+        raise LoadError(f"--device {device}: this PyTorch sees no such device (auto, cpu, cuda or cuda:N)")
 
     with torch.device("meta"):
         expected = {name: tensor.shape for name, tensor in Model(config).checkpoint().items()}
@@ -483,8 +484,6 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto") -> Model:
 class Tokenizer:
     """Text to token ids and back, as the checkpoint's tokenizer.json says; chat through its own template."""
 
-    CONTEXT = 8      # tokens before a text that its decoding looks at
-
     def __init__(self, folder: Path):
         from tokenizers import Tokenizer as Backend
         file = folder / "tokenizer.json"
@@ -501,6 +500,7 @@ class Tokenizer:
         template = folder / "chat_template.jinja"
         self.template = template.read_text(encoding="utf-8") if template.exists() else self.settings.get("chat_template")
         self.stop_ids = self.find_stop_ids(folder)
+        self.letter = self.backend.encode("a", add_special_tokens=False).ids[-1:]
 
     def find_stop_ids(self, folder: Path) -> frozenset[int]:
         """Every eos id of generation_config.json, else of config.json, else the tokenizer's eos token; may be empty."""
@@ -544,7 +544,8 @@ class Tokenizer:
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = refuse
-        environment.globals["strftime_now"] = __import__("datetime").datetime.now().strftime
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         specials = {n: self.special(n) or "" for n in ("bos_token", "eos_token", "pad_token", "unk_token")}
         try:
             text = environment.from_string(template).render(messages=messages, add_generation_prompt=True, **specials)
@@ -552,41 +553,42 @@ class Tokenizer:
             raise LoadError(f"the chat template failed: {first_line(error)}") from None
         return self.backend.encode(text, add_special_tokens=False).ids
 
+    def piece(self, ids: list[int], inside: bool) -> str:
+        """The text of `ids` alone; `inside` a text, where decoders that strip a first space must not."""
+        if not (inside and self.letter):
+            return self.backend.decode(ids)
+        return self.backend.decode(self.letter + ids)[len(self.backend.decode(self.letter)):]
+
     def decode(self, ids: list[int], after: list[int] = ()) -> str:
-        """The text that `ids` add when they follow `after` (some decoders strip the space before a first word). Special
-        tokens and ids beyond the vocabulary are silent. Where `after` ends inside a character, that character is
-        lost to the prompt and its last bytes decode to U+FFFD."""
-        after = list(after)[-self.CONTEXT:]
-        known = self.backend.decode(after)
-        if not known or known.endswith("\ufffd"):
-            return self.backend.decode(list(ids))
-        return self.backend.decode([*after, *ids])[len(known):]
+        """The text that `ids` add when they follow `after`: what a Stream shows of them, all at once.
+
+        Special tokens and ids beyond the vocabulary are silent; bytes that are no character become U+FFFD, and so do
+        those that complete a character which `after` began.
+        """
+        stream = Stream(self, after)
+        return "".join([stream.push([token]) for token in ids]) + stream.flush()
 
 
 class Stream:
-    """Turns tokens into text as they come, whole characters only: what `push` and `flush` return, joined, is
-    tokenizer.decode(ids, after) of all the ids pushed."""
+    """Turns tokens into text as they come, whole characters only."""
 
     MAX_HELD = 3      # bytes of an unfinished UTF-8 character, each of which may decode to one U+FFFD
 
     def __init__(self, tokenizer: Tokenizer, after: list[int] = ()):
-        self.tokenizer = tokenizer
-        self.before, self.pending, self.shown = list(after), [], ""
+        self.tokenizer, self.inside = tokenizer, bool(tokenizer.backend.decode(list(after)))
+        self.pending, self.shown = [], ""        # tokens not settled yet, and what was shown of them
 
     def push(self, tokens: list[int]) -> str:
         """The text that is certain now; a character still in the making is held back."""
         self.pending += tokens
-        text = self.tokenizer.decode(self.pending, self.before)
+        text = self.tokenizer.piece(self.pending, self.inside)
         held = len(text) - len(text.rstrip("\ufffd"))
         certain = text[:len(text) - min(held, self.MAX_HELD)]
-        new = certain[len(self.shown):]
-        self.shown = certain
-        if not held and text:
-            self.before, self.pending, self.shown = self.before + self.pending, [], ""
-            del self.before[:-self.tokenizer.CONTEXT]
+        new, self.shown = certain[len(self.shown):], certain
+        if text and not held:
+            self.pending, self.shown, self.inside = [], "", True
         return new
 
     def flush(self) -> str:
         """The rest, at the end: an unfinished character becomes U+FFFD."""
-        text = self.tokenizer.decode(self.pending, self.before)
-        return text[len(self.shown):]
+        return self.tokenizer.piece(self.pending, self.inside)[len(self.shown):]
