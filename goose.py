@@ -10,6 +10,7 @@ decides what to draft, and whatever reports on a run (text, colours, totals, JSO
 import argparse
 import dataclasses
 import json
+import math
 import os
 import random
 import sys
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from model import DTYPES, Cache, LoadError, Model, Stream, Tokenizer, find, load, prefill
+from model import DTYPES, Cache, LoadError, Model, Scorer, Stream, Tokenizer, find, load, prefill
 from sources import AcceptanceAverage, AdjacencyTable, ContextMatcher, Match, confidence_of
 from tree import BRANCH, SPINE, Tree, chain_tree, isotropic_tree, spine_tree, walk
 
@@ -189,19 +190,19 @@ class Sampling:
             raise ValueError("temperature must be 0 or more, top-k 0 or more, top-p above 0 and at most 1")
 
 
-def choose(logits_WV: Tensor, positions: Sequence[int], sampling: Sampling) -> list[int]:
+@torch.inference_mode()
+def choose(logits_WV: Tensor, rows: list[list[float]], positions: Sequence[int], sampling: Sampling) -> list[int]:
     """The model's token after each row: the argmax (the lowest id of equals), or the inverse of the row's filtered
     distribution at a number that depends only on (seed, position of the token in the text).
 
-    So a draft is right exactly if it is the token that plain decoding would put there, with temperature too.
-    Raises GenerationError where a row's best logit is not finite.
+    So a draft is right exactly if it is the token that plain decoding would put there, with temperature too. rows are
+    kernels.summarize's. Raises GenerationError where a row's best logit is not finite.
     """
-    best_W1 = logits_WV.argmax(-1, keepdim=True)
-    if not logits_WV.gather(-1, best_W1).isfinite().all():
+    if not all(math.isfinite(row[1]) for row in rows):
         raise GenerationError(f"the logits are not finite in {str(logits_WV.dtype).removeprefix('torch.')}; "
                               "try --dtype bfloat16 or float32")
     if sampling.temperature == 0:
-        return best_W1[:, 0].tolist()
+        return [int(row[0]) for row in rows]
     logits_WV = logits_WV.double() / sampling.temperature
     if 0 < sampling.top_k < logits_WV.shape[-1]:
         lowest_W1 = logits_WV.topk(sampling.top_k).values[:, -1:]
@@ -232,12 +233,13 @@ class Cycle:
 
 
 def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None, max_new_tokens: int = 256,
-             stop_ids: frozenset[int] = frozenset(), sampling: Sampling = Sampling()) -> Iterator[Cycle]:
+             stop_ids: frozenset[int] = frozenset(), sampling: Sampling = Sampling(), graph: bool = True
+             ) -> Iterator[Cycle]:
     """Algorithm 2: yields one Cycle a forward pass, the prefill first.
 
     prompt: token ids, at least one and at most max_position_embeddings (else GenerationError). Ends with finish_reason
     stop (a token of stop_ids, which is emitted), length (max_new_tokens) or context: the token that follows position
-    max_position_embeddings - 1 is the last, since it needs no slot of its own.
+    max_position_embeddings - 1 is the last, since it needs no slot of its own. graph: capture CUDA graphs.
     """
     drafter = drafter or Drafter(Settings())
     room = model.config.max_position_embeddings - len(prompt) + 1
@@ -251,19 +253,19 @@ def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None,
     limit, reason = min((max_new_tokens, "length"), (room, "context"))
     clock = Clock()
 
-    cache = Cache(model.config, len(prompt) + limit + kernels.MAX_WIDTH)
-    ids, scores = [], []
+    cache = Cache(model, len(prompt) + limit + kernels.MAX_WIDTH)
+    rows = []
     for logits in prefill(model, prompt, cache, every_row=drafter.top_k > 0):
-        for rows, new in zip((ids, scores), best(logits, drafter.top_k), strict=True):
-            rows += new
-    token, = choose(logits[-1:], [len(prompt)], sampling)
+        rows += kernels.summarize(logits, drafter.top_k).tolist()
+    token, = choose(logits[-1:], rows[-1:], [len(prompt)], sampling)
     clock.lap("model")
-    drafter.start(prompt, ids, scores)
+    drafter.start(prompt, *best(rows))
     drafter.commit([token])
     clock.lap("commit")
     finish = "stop" if token in stop_ids else reason if limit == 1 else ""
     yield Cycle(Draft(Tree.rooted(prompt[-1]), "prefill"), [0], [token], ["prefill"], clock.seconds, finish)
 
+    scorer = Scorer(model, cache, drafter.width, drafter.top_k, graph)
     emitted = 1
     while not finish:
         clock = Clock()
@@ -271,10 +273,8 @@ def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None,
         tree = draft.tree
         clock.lap("draft")
 
-        hidden = model.step(tree.tokens, tree.depths, tree.mask(model.rows(len(tree))), cache)
-        logits = model.lm_head(hidden)[:len(tree)]
-        predictions = choose(logits, [cache.length + depth + 1 for depth in tree.depths], sampling)
-        ids, scores = best(logits, drafter.top_k)
+        logits, rows = scorer(tree.tokens, tree.depths, tree.mask)
+        predictions = choose(logits, rows, [cache.length + depth + 1 for depth in tree.depths], sampling)
         clock.lap("model")
 
         path, bonus = walk(tree, predictions)
@@ -289,19 +289,16 @@ def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None,
         tokens, origins = tokens[:cut], origins[:cut]
         cache.commit(path[:cut])
 
-        drafter.learn(draft, path, tokens, ids, scores)
+        drafter.learn(draft, path, tokens, *best(rows))
         emitted += len(tokens)
         clock.lap("commit")
         yield Cycle(draft, path, tokens, origins, clock.seconds, finish)
 
 
-@torch.inference_mode()
-def best(logits_WV: Tensor, k: int) -> tuple[list[list[int]], list[list[float]]]:
-    """The k best next tokens of each row and the softmax over those k; two empty lists for k = 0."""
-    if k == 0:
-        return [], []
-    top = logits_WV.float().topk(min(k, logits_WV.shape[-1]))
-    return top.indices.tolist(), top.values.softmax(-1).tolist()
+def best(rows: list[list[float]]) -> tuple[list[list[int]], list[list[float]]]:
+    """The K best next tokens of each row of kernels.summarize, and the softmax over those K."""
+    k = (len(rows[0]) - 2) // 2
+    return [[int(token) for token in row[2:2 + k]] for row in rows], [row[2 + k:] for row in rows]
 
 
 class Clock:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 import kernels
@@ -260,49 +260,115 @@ class Model:
             x_WD = x_WD + layer.down_proj(F.silu(gate_WF) * up_WF)
         return F.rms_norm(x_WD, D, self.norm, eps)
 
-    def rows(self, nodes: int) -> int:
-        """Rows of a pass that holds so many nodes: a few sizes only, and never so few that products round otherwise."""
-        return 4 if nodes <= 4 else -(-nodes // 8) * 8
-
     @torch.inference_mode()
-    def step(self, tokens: list[int], depths: list[int], mask_WW: Tensor, cache: "Cache") -> Tensor:
+    def step(self, tokens_W: Tensor, depths_W: Tensor, mask_WW: Tensor, cache: "Cache") -> Tensor:
         """Pass the rows of a tree over the cached prefix; hidden states [W, D], for lm_head to turn into logits.
 
-        mask_WW bool: row i sees row j; its W may exceed the number of tokens, and then the rest are padding rows. Writes
-        the rows' keys and values to the cache slots from cache.length on; cache.commit keeps the accepted ones.
+        tokens_W, depths_W int64 [W], depths from the root's 0; mask_WW bool: row i sees row j (its ancestors, itself).
+        Writes the rows' keys and values to the cache slots from cache.length on; cache.commit keeps the accepted ones.
         """
-        padding = [0] * (len(mask_WW) - len(tokens))
-        tokens_W, depths_W = torch.tensor([tokens + padding, depths + padding])
-        layout = kernels.Layout.of(cache.length, depths_W, mask_WW)
-        slots = slice(cache.length, cache.length + len(mask_WW))
+        if cache.on_device:
+            layout = kernels.DeviceLayout.of(cache.length_1, depths_W, mask_WW)
+            positions_W = cache.length_1.long() + depths_W
+        else:
+            layout = kernels.Layout.of(cache.length, depths_W, mask_WW)
+            positions_W = cache.length + depths_W
 
         def attend(index: int, q_WHK: Tensor, k_WGK: Tensor, v_WGK: Tensor) -> Tensor:
-            keys_GTK, values_GTK = cache.keys[index], cache.values[index]
-            keys_GTK[:, slots] = k_WGK.transpose(0, 1)
-            values_GTK[:, slots, :v_WGK.shape[-1]] = v_WGK.transpose(0, 1)
-            return kernels.tree_attention(q_WHK, keys_GTK, values_GTK, layout)
+            cache.write(index, k_WGK.transpose(0, 1), v_WGK.transpose(0, 1))
+            attention = kernels.device_tree_attention if cache.on_device else kernels.tree_attention
+            return attention(q_WHK, cache.keys[index], cache.values[index], layout)
 
-        return self.forward(tokens_W, cache.length + depths_W, attend)
+        return self.forward(tokens_W, positions_W, attend)
 
 
 class Cache:
     """The static KV cache: allocated once, `length` tokens of it in use.
 
-    keys [L, G, T, K] and values [L, G, T, K + kernels.ONES] float32, whatever the model's dtype: on a CPU attention is
-    computed in float32, and converting the prefix in every layer of every pass would cost more than the memory does.
+    On a CPU keys are [L, G, T, K] and values [L, G, T, K + kernels.ONES] float32, whatever the model's dtype: attention
+    is computed in float32, and converting the prefix in every layer of every pass would cost more than the memory
+    does. On a device (on_device) both are [L, G, T, K] in the model's dtype, and the length is a tensor there as well.
     """
 
-    def __init__(self, config: Config, slots: int):
+    def __init__(self, model: Model, slots: int, on_device: bool | None = None):
+        config = model.config
+        self.on_device = model.device.type != "cpu" if on_device is None else on_device
         shape = (config.num_hidden_layers, config.num_key_value_heads, max(slots, 16), config.head_dim)
-        self.keys = torch.zeros(shape)
-        self.values = torch.zeros(*shape[:3], shape[3] + kernels.ONES)
+        dtype = model.dtype if self.on_device else torch.float32
+        self.keys = torch.zeros(shape, dtype=dtype, device=model.device)
+        ones = 0 if self.on_device else kernels.ONES
+        self.values = torch.zeros(*shape[:3], shape[3] + ones, dtype=dtype, device=model.device)
         self.values[..., config.head_dim:] = 1
         self.length = 0
+        self.length_1 = torch.zeros(1, dtype=torch.int32, device=model.device)
+
+    def write(self, index: int, k_GWK: Tensor, v_GWK: Tensor) -> None:
+        """Put the keys and values of a pass into layer `index`, from slot `length` on."""
+        W, K = k_GWK.shape[1:]
+        if self.on_device:
+            slots_W = self.length_1.long() + torch.arange(W, device=k_GWK.device)
+            self.keys[index].index_copy_(1, slots_W, k_GWK.to(self.keys.dtype))
+            self.values[index].index_copy_(1, slots_W, v_GWK)
+        else:
+            self.keys[index, :, self.length:self.length + W] = k_GWK
+            self.values[index, :, self.length:self.length + W, :K] = v_GWK
 
     def commit(self, path: list[int]) -> None:
         """Keep the rows of the last pass that `path` names (rising, the root's 0 first) and drop the others."""
         kernels.compact(self.keys, self.values, self.length, path)
         self.length += len(path)
+        if self.on_device:
+            self.length_1.fill_(self.length)
+
+
+class Scorer:
+    """Scores trees over a cache. One call is one forward pass: what the paper calls verification.
+
+    On a CPU a pass has just enough rows, because products round alike at any number of rows from 4 up. On a device every
+    pass has `width` rows and reads and writes the same buffers: a CUDA graph, captured once, replays it.
+    """
+
+    def __init__(self, model: Model, cache: Cache, width: int, top_k: int, graph: bool = True):
+        self.model, self.cache, self.width, self.top_k = model, cache, width, top_k
+        self.replay = None
+        if cache.on_device:
+            self.host = torch.zeros(width, width + 2, dtype=torch.int32, pin_memory=model.device.type == "cuda")
+            self.buffer = self.host.to(model.device, copy=True)
+            self.summary = torch.zeros(width, 2 + 2 * min(top_k, model.config.vocab_size), device=model.device)
+            self.logits = torch.zeros(width, model.config.vocab_size, dtype=model.dtype, device=model.device)
+            self.buffer[:, 2:].fill_diagonal_(1)
+            self.replay = kernels.capture(self.run) if graph and model.device.type == "cuda" else self.run
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """The captured part, from embedding to top-K: buffers in, buffers out, nothing asks the host."""
+        tokens_W, depths_W, mask_WW = self.buffer[:, 0].long(), self.buffer[:, 1].long(), self.buffer[:, 2:].bool()
+        self.logits.copy_(self.model.lm_head(self.model.step(tokens_W, depths_W, mask_WW, self.cache)))
+        self.summary.copy_(kernels.summarize(self.logits, self.top_k))
+
+    @torch.inference_mode()
+    def __call__(self, tokens: list[int], depths: list[int], mask: Callable[[int], Tensor]
+                 ) -> tuple[Tensor, list[list[float]]]:
+        """Logits [N, V] of a tree's N nodes, and kernels.summarize of them as rows of numbers.
+
+        mask(width) gives the bool [width, width] ancestor mask with its padding rows. A device's logits are a view of
+        a buffer that the next pass overwrites.
+        """
+        n = len(tokens)
+        width = self.width if self.replay else rows_for(n)
+        rows_W2 = torch.tensor([tokens + [0] * (width - n), depths + [0] * (width - n)])
+        if self.replay is None:
+            logits_NV = self.model.lm_head(self.model.step(*rows_W2, mask(width), self.cache))[:n]
+            return logits_NV, kernels.summarize(logits_NV, self.top_k).tolist()
+        self.host[:, :2], self.host[:, 2:] = rows_W2.T, mask(width)
+        self.buffer.copy_(self.host, non_blocking=True)
+        self.replay()
+        return self.logits[:n], self.summary.tolist()[:n]
+
+
+def rows_for(nodes: int) -> int:
+    """Rows of a CPU pass that holds so many nodes: a few sizes only, and never so few that products round otherwise."""
+    return 4 if nodes <= 4 else -(-nodes // 8) * 8
 
 
 @torch.inference_mode()
@@ -311,16 +377,19 @@ def prefill(model: Model, tokens: list[int], cache: Cache, every_row: bool,
     """Feed a prompt to the cache, `chunk` tokens a pass; yields logits [rows, V] of each chunk, the last row last.
 
     every_row: logits of every token (the table learns from them); else only of each chunk's last. A chunk is a tree of
-    one path, so prompt and draft go through the same arithmetic and any chunking gives the same bits. Never more than
-    chunk x V logits exist at a time.
+    one path, so prompt and draft go through the same arithmetic; on a CPU any chunking gives the same bits. Never more
+    than chunk x V logits exist at a time.
     """
     for start in range(0, len(tokens), chunk):
         part = tokens[start:start + chunk]
-        width = model.rows(len(part))
-        hidden_WD = model.step(part, list(range(len(part))), torch.ones(width, width, dtype=torch.bool).tril(), cache)
-        cache.commit(list(range(len(part))))
-        first = 0 if every_row else max(0, len(part) - 4)
-        yield model.lm_head(hidden_WD[first:max(len(part), 4)])[:len(part) - first]
+        n = len(part)
+        width = chunk if cache.on_device else rows_for(n)
+        row_W = torch.tensor(part + [0] * (width - n), device=model.device)
+        mask_WW = torch.ones(width, width, dtype=torch.bool, device=model.device).tril()
+        hidden_WD = model.step(row_W, torch.arange(width, device=model.device), mask_WW, cache)
+        cache.commit(list(range(n)))
+        first = 0 if every_row else max(0, n - 4)
+        yield model.lm_head(hidden_WD[first:max(n, 4)])[:n - first]
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------

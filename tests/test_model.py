@@ -41,7 +41,7 @@ VARIANTS = {
 
 
 def logits_of(model, tokens, chunk, slots=512):
-    cache = Cache(model.config, slots)
+    cache = Cache(model, slots)
     return torch.cat(list(prefill(model, tokens, cache, True, chunk))), cache
 
 
@@ -84,7 +84,7 @@ def test_only_the_last_row_is_the_same_last_row(tiny_models):
     for model in tiny_models["float32"]:
         for n in (1, 2, 3, 4, 5, 17, 128, 130):
             tokens = [i * 7 % 64 for i in range(n)]
-            few = list(prefill(model, tokens, Cache(model.config, 400), False))[-1]
+            few = list(prefill(model, tokens, Cache(model, 400), False))[-1]
             assert torch.equal(few[-1], logits_of(model, tokens, 128)[0][-1])
 
 
