@@ -210,7 +210,7 @@ def choose(logits_WV: Tensor, rows: list[list[float]], positions: Sequence[int],
     probabilities_WV = logits_WV.softmax(-1)
     if sampling.top_p < 1:
         # the smallest set of most likely tokens that holds top_p: those before whom less than top_p stands
-        ordered_WV, ids_WV = probabilities_WV.sort(-1, descending=True, stable=True)
+        ordered_WV, ids_WV = probabilities_WV.sort(stable=True, dim=-1, descending=True)
         outside_WV = ordered_WV.cumsum(-1) - ordered_WV >= sampling.top_p
         probabilities_WV = probabilities_WV.masked_fill(outside_WV.gather(-1, ids_WV.argsort(-1)), 0)
     cumulative_WV = probabilities_WV.cumsum(-1)

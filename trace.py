@@ -132,22 +132,24 @@ button { font: inherit; min-height: 2.4rem; padding: 0 .7rem; }
 #legend { display: flex; flex-wrap: wrap; gap: .2rem .8rem; margin: .3rem 0; padding: 0; list-style: none; }
 
 #text, #tree, #list { border: 1px solid var(--line); border-radius: 4px; overflow: auto; }
-#text { padding: .6rem; font: 14px/1.9 ui-monospace, "DejaVu Sans Mono", monospace; white-space: pre-wrap;
-        overflow-wrap: anywhere; max-height: 32vh; margin-bottom: .5rem; }
+#text { padding: .6rem; font: 14px/1.9 ui-monospace, "DejaVu Sans Mono", monospace; white-space: break-spaces;
+        overflow-wrap: anywhere; max-height: 28vh; margin-bottom: .5rem; }
 #tree { max-height: 60vh; }
+#status { min-height: 3em; }
 #list { padding: .5rem; margin: .25rem 0; max-height: 50vh; font-size: 13px; }
 
-/* Sources differ in their underline too, and in the tree in the corners of their boxes. */
+/* Sources differ in their underline too (set low, or underscores would drown in it), and in the tree in the corners of
+   their boxes. */
 span.spine { background: var(--spine); text-decoration: underline solid; }
 span.branch { background: var(--branch); text-decoration: underline dashed; }
 span.bonus { background: var(--bonus); text-decoration: underline dotted; }
 span.plain { background: var(--plain); }
 span.prefill { background: var(--prefill); text-decoration: underline double; }
-span:is(.spine, .branch, .bonus, .plain, .prefill) { color: var(--ink); text-underline-offset: 3px; padding: 2px 0; }
+span:is(.spine, .branch, .bonus, .plain, .prefill) { color: var(--ink); text-underline-offset: 5px; padding: 2px 0; }
 .prompt { color: var(--muted); }
 .cycle { cursor: pointer; border-left: 2px solid var(--ink); margin-left: 1px; }
 .now { outline: 3px solid var(--accent); outline-offset: 1px; }
-.copied { border-block: 3px dashed var(--accent); }
+.copied { border-block: 3px dotted var(--accent); }
 /* A real space, so that lines break and copies are right, with a dot behind it. */
 .space { background: radial-gradient(circle, var(--muted) 1px, transparent 1.5px) left / 1ch 100%; }
 
@@ -308,11 +310,11 @@ function drawNode(node) {
   const x = MARGIN + node.column * ACROSS, y = MARGIN + node.row * DOWN;
   const round = {spine: 0, root: 0, branch: HEIGHT / 2}[node.source] ?? 6;
   const note = (node.accepted ? "\u2713 " : "") + node.source
-    + (node.estimate === undefined ? "" : " " + Number(node.estimate.toPrecision(2)));
+    + (node.estimate === undefined ? "" : " " + node.estimate.toFixed(3));
   return svg("g", {class: `node ${node.source} ${node.accepted ? "accepted" : ""}`},
     svg("title", {}, `${visible(node.text)} ${note}`),
     svg("rect", {x, y, width: WIDTH, height: HEIGHT, rx: round}),
-    svg("text", {x: x + WIDTH / 2, y: y + 16, "text-anchor": "middle", class: "token"}, visible(node.text)),
+    svg("text", {x: x + WIDTH / 2, y: y + 16, "text-anchor": "middle"}, visible(node.text)),
     svg("text", {x: x + WIDTH / 2, y: y + 31, "text-anchor": "middle", class: "note"}, note));
 }
 
@@ -343,9 +345,9 @@ function drawTree(cycle) {
     width: Math.max(...nodes.map(right)), height: Math.max(...nodes.map(bottom)), role: "img",
     "aria-label": "Accepted path: " + accepted.map(node => visible(node.text)).join(", "),
   }, ...edges, ...nodes.map(drawNode)));
-  panel.querySelectorAll(".token").forEach(shorten);
-  // the path begins in the corner, so it is in view where its end is, or as much of it as there is room for
-  panel.scrollLeft = Math.max(...accepted.map(right)) - panel.clientWidth;
+  panel.querySelectorAll("text").forEach(shorten);
+  // the path begins in the corner; where it is too long for the panel, its end and what was drafted next are in view
+  panel.scrollLeft = Math.max(...accepted.map(right)) + ACROSS - panel.clientWidth;
   panel.scrollTop = Math.max(...accepted.map(bottom)) - panel.clientHeight;
   $("list").textContent = order.map(i => nodes[i]).map(node => "  ".repeat(node.column)
     + `${node.accepted ? "*" : "-"} ${JSON.stringify(node.text)} ${node.source} ${node.estimate ?? ""}`).join("\n");
@@ -357,10 +359,10 @@ let now = -1, timer = 0;
 
 function summary(cycle) {
   const count = cycle.tokens.length - 1, seconds = Object.values(cycle.seconds).reduce((a, b) => a + b, 0);
-  return `Cycle ${now} of ${cycles.length - 1} (${cycle.route}): accepted ${cycle.path.length - 1} of ${count} drafted, `
-    + `emitted ${cycle.emitted.length}, in ${(seconds * 1000).toFixed(1)} ms.`
-    + (cycle.origin < 0 ? "" : ` The chain of ${cycle.copied} was copied from position ${cycle.origin}`
-       + (cycle.consensus ? ", where all earlier occurrences agree." : "."));
+  return `Cycle ${now} of ${cycles.length - 1} (${cycle.route}): ${cycle.path.length - 1} of ${count} drafted accepted, `
+    + `${cycle.emitted.length} emitted, ${(seconds * 1000).toFixed(1)} ms.`
+    + (cycle.origin < 0 ? "" : ` Chain: ${cycle.copied} tokens from position ${cycle.origin}`
+       + (cycle.consensus ? " (consensus)." : "."));
 }
 
 function choose(number) {
@@ -427,7 +429,7 @@ function start() {
 
 const told = value => value !== null && typeof value === "object"
   ? Object.entries(value).map(([name, part]) => `${name.replaceAll("_", " ")} ${told(part)}`).join(", ")
-  : Number.isInteger(value) || typeof value !== "number" ? String(value) : String(Number(value.toPrecision(3)));
+  : String(typeof value === "number" ? Number(value.toFixed(3)) : value);
 const row = name => html("div", {}, html("dt", {}, name.replaceAll("_", " ")), html("dd", {}, told(data.report[name])));
 const FIRST = ["method", "tau", "forward_passes", "tokens_per_second", "accepted", "bonus", "plain", "seconds"];
 $("totals").append(...FIRST.filter(name => name in data.report).map(row));
