@@ -26,10 +26,11 @@ from torch import Tensor
 
 import kernels
 from model import DTYPES, Cache, LoadError, Model, Scorer, Stream, Tokenizer, find, load, prefill
-from sources import AcceptanceAverage, AdjacencyTable, ContextMatcher, Match, confidence_of
-from tree import BRANCH, SPINE, Tree, chain_tree, isotropic_tree, spine_tree, walk
+from sources import AcceptanceAverage, AdjacencyTable, Candidates, ContextMatcher, Match, confidence_of
+from tree import BRANCH, SPINE, Tree, best_first_tree, chain_tree, isotropic_tree, spine_tree, walk, worthwhile_size
 
 METHODS = ("greedy", "lookup", "recycling", "isotropic", "goose")
+TREES = ("best", "spine")
 
 
 class GenerationError(Exception):
@@ -53,7 +54,8 @@ class Settings:
     Raises ValueError, naming the field, for a value out of its range.
     """
     method: str = "goose"
-    width: int = option(16, 1, kernels.MAX_WIDTH, "most nodes in a pass, the root included; trees are cut to fit")
+    tree: str = "best"         # best: largest expected yield; spine: the paper's Algorithm 1
+    width: int = option(0, 0, kernels.MAX_WIDTH, "nodes in a pass, the root included; 0: as many as pay, measured")
     budget: int = option(60, 1, 1000, "B: nodes of a tree without confidence")
     max_budget: int = option(100, 1, 1000, "nodes of a tree at full confidence")
     max_depth: int = option(6, 1, 1000, "D: how deep branches grow")
@@ -75,6 +77,8 @@ class Settings:
     def __post_init__(self):
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}")
+        if self.tree not in TREES:
+            raise ValueError(f"tree must be one of {', '.join(TREES)}")
         for f in dataclasses.fields(self):
             low, high = f.metadata.get("low"), f.metadata.get("high")
             if low is not None and not low <= getattr(self, f.name) <= high:
@@ -116,8 +120,10 @@ class TreeSource(Protocol):
 class Drafter:
     """The paper's drafter: two sources, confidence, and the choice between them (Section 4, Algorithm 2)."""
 
+    WIDTH = 16        # where settings.width leaves it open
+
     def __init__(self, settings: Settings):
-        self.settings, self.width = settings, settings.width
+        self.settings, self.width = settings, settings.width or self.WIDTH
         self.use_context = settings.context and settings.method in ("lookup", "isotropic", "goose")
         self.use_table = settings.transitions and settings.method in ("recycling", "isotropic", "goose")
         self.top_k = settings.successors if self.use_table else 0
@@ -141,25 +147,25 @@ class Drafter:
     def draft(self) -> Draft:
         s, anchor = self.settings, self.text[-1]
         before = self.text[-2] if len(self.text) > 1 else None
-        if s.method == "greedy" or s.width == 1:
+        if s.method == "greedy" or self.width == 1:
             return Draft(Tree.rooted(anchor), "plain")
         match = self.matcher.chain() if self.use_context else Match()
         if self.use_table and self.table.successors(anchor, before):
             confidence = confidence_of(match, s.long_match) if s.confidence else 0.0
-            budget = min(s.budget + int(confidence * max(s.max_budget - s.budget, 0)), s.width)
+            budget = min(s.budget + int(confidence * max(s.max_budget - s.budget, 0)), self.width)
             if s.method == "isotropic":
                 tree = isotropic_tree(anchor, before, self.table, budget, s.branching, s.max_depth, s.min_score)
             else:
                 chain = match.tokens
                 if confidence > 0.6:
                     chain = self.matcher.extended(match, confidence, s.long_match, s.extension)
-                length = min(len(chain), int(budget * self.average.spine_share(confidence)), s.width - 1)
+                length = min(len(chain), int(budget * self.average.spine_share(confidence)), self.width - 1)
                 tree = spine_tree(anchor, before, chain, self.table, budget, length,
                                   s.rho if s.spine_branches else 0.0, s.max_depth, s.successors, s.min_score)
             if len(tree) > 1:
                 return Draft(tree, SPINE if SPINE in tree.sources else BRANCH, match)
         elif match.tokens:
-            return Draft(chain_tree(anchor, match.tokens[:s.width - 1]), "chain", match)
+            return Draft(chain_tree(anchor, match.tokens[:self.width - 1]), "chain", match)
         return Draft(Tree.rooted(anchor), "plain")
 
     def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
@@ -173,6 +179,70 @@ class Drafter:
         if draft.route == SPINE:
             self.average.observe(sum(tree.sources[node] == SPINE for node in path), tree.sources.count(SPINE))
         self.commit(committed)
+
+
+class BestDrafter:
+    """The best-first drafter: candidates of both sources at every node, the nodes most likely to be accepted first.
+
+    seconds: cost of a pass by its number of rows, from `measure`; then a tree holds as many nodes as pay, and else
+    settings.width of them. The rate that a pass has to beat is what recent passes reached, in tokens per second of
+    that curve; so what is drafted depends on the text and the curve alone.
+    """
+
+    DECAY = 0.98      # of the sums behind the rate: the last fifty passes or so count
+
+    def __init__(self, settings: Settings, seconds: dict[int, float] | None = None):
+        self.settings, self.seconds = settings, seconds
+        self.width = max(seconds) if seconds else settings.width or Drafter.WIDTH
+        self.top_k = settings.successors if settings.transitions else 0
+        self.matcher = ContextMatcher((6, 4, 3, 2) if settings.context else ())
+        self.table = AdjacencyTable(settings.bigram)
+        self.candidates = Candidates(self.matcher, self.table)
+        self.offered: list[list] = []
+        self.tokens, self.cost = 1.0, max(seconds.values()) if seconds else 1.0
+
+    def start(self, prompt: list[int], ids: list[list[int]], scores: list[list[float]]) -> None:
+        self.matcher.extend(prompt)
+        if self.settings.prefill_harvest:
+            self.table.harvest(prompt, [None, *prompt[:-1]], ids, scores)
+
+    def commit(self, tokens: list[int]) -> None:
+        self.matcher.extend(tokens)
+
+    def offer(self, tree: Tree, node: int) -> list[tuple[int, str, float]]:
+        found = self.candidates.after(tree.path_to(node))
+        self.offered.append(found)
+        return [(token, SPINE if tier == "context" else BRANCH, q) for q, token, tier, _ in found]
+
+    def draft(self) -> Draft:
+        self.offered = []
+        tree, estimates = best_first_tree(self.matcher.text[-1], self.offer, self.width)
+        if self.seconds:
+            size = worthwhile_size(estimates, self.seconds, self.tokens / self.cost)
+            tree, estimates = tree.cut(size), estimates[:size]
+        route = "plain" if len(tree) == 1 else SPINE if SPINE in tree.sources else BRANCH
+        return Draft(tree, route, estimates=estimates)
+
+    def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
+              scores: list[list[float]]) -> None:
+        tree, text = draft.tree, self.matcher.text
+        for node, token in zip(path, committed, strict=False):
+            self.candidates.observe(self.offered[node], token)
+        before = [tree.before(node) for node in range(len(tree))]
+        before[0] = text[-2] if len(text) > 1 else None
+        if self.top_k:
+            self.table.harvest(tree.tokens, before, ids, scores)
+        if self.seconds:
+            self.tokens = self.DECAY * self.tokens + len(path)
+            self.cost = self.DECAY * self.cost + min(s for n, s in self.seconds.items() if n >= len(tree))
+        self.commit(committed)
+
+
+def drafter_for(settings: Settings, seconds: dict[int, float] | None = None) -> TreeSource:
+    """The drafter of a method; seconds, the measured cost curve, is used where settings.width leaves the size open."""
+    if settings.method == "goose" and settings.tree == "best":
+        return BestDrafter(settings, None if settings.width else seconds)
+    return Drafter(settings)
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------------
@@ -241,7 +311,7 @@ def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None,
     stop (a token of stop_ids, which is emitted), length (max_new_tokens) or context: the token that follows position
     max_position_embeddings - 1 is the last, since it needs no slot of its own. graph: capture CUDA graphs.
     """
-    drafter = drafter or Drafter(Settings())
+    drafter = drafter or drafter_for(Settings())
     room = model.config.max_position_embeddings - len(prompt) + 1
     if not prompt:
         raise GenerationError("the prompt is empty and this tokenizer adds no BOS to start from")
@@ -399,6 +469,10 @@ def parser() -> Parser:
         name = f.name.replace("_", "-")
         if f.name == "method":
             group.add_argument("--method", default=f.default, choices=METHODS, help="default %(default)s")
+        elif f.name == "tree":
+            group.add_argument("--tree", default=f.default, choices=TREES,
+                               help="goose's: best has the largest expected yield, spine is the paper's Algorithm 1 "
+                               "(default %(default)s)")
         elif f.type in ("bool", bool):
             group.add_argument(f"--no-{name}", dest=f.name, action="store_false", help=f"do not {f.metadata['help']}")
         else:

@@ -1,8 +1,8 @@
-"""See it think: two readers of the `Cycle` stream. `page` makes one HTML file of a whole run, `show` prints a cycle's tree.
+"""See it think: `page` makes one HTML file of a whole run, `show` draws one cycle's tree in the terminal.
 
-The page needs nothing but itself: styles, script and data are inline. The data is JSON in a script element that no
-browser runs, and the script puts token text on the page as text only, so no text can act as markup or code. The page is
-ASCII throughout, so that no encoding can damage it.
+Both read the `Cycle` stream. The page needs nothing but itself: styles, script and data are inline. The data
+is JSON in a script element that no browser runs, and the script puts token text on the page as text only, so
+no text can act as markup or code. The page is ASCII throughout, so that no encoding can damage it.
 """
 import json
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ if TYPE_CHECKING:      # goose imports this file, so at run time this file must 
 
 
 def label(tokenizer: Tokenizer, token: int) -> str:
-    """A token's own text; U+FFFD for the bytes of a partial character, the name of a token that decodes to nothing."""
+    """A token's own text: U+FFFD for a part of a character, the name of a token that decodes to nothing."""
     return tokenizer.piece([token], inside=True) or tokenizer.backend.id_to_token(token) or f"#{token}"
 
 
-# ---- the terminal ----------------------------------------------------------------------------------------------------
+# ---- the terminal ------------------------------------------------------------------------------------------
 
 def show(cycle: "Cycle", tokenizer: Tokenizer, unicode: bool) -> str:
-    """A heading, then the drafted tree with one line a node: `*` where accepted, token, source and estimate if any.
+    """A heading, then the drafted tree, one line a node: `*` where accepted, token, source, estimate if any.
 
-    The spine runs straight down, each of its nodes followed by its branches; anything else is indented below its parent.
-    Without `unicode` the result is ASCII.
+    The spine runs straight down, each of its nodes followed by its branches; anything else is indented below
+    its parent. Without `unicode` the result is ASCII.
     """
     tree, accepted, estimates = cycle.draft.tree, set(cycle.path), cycle.draft.estimates
     tee, corner, bar, blank = ("├─ ", "└─ ", "│  ", "   ") if unicode else ("|- ", "`- ", "|  ", "   ")
@@ -57,16 +57,16 @@ def show(cycle: "Cycle", tokenizer: Tokenizer, unicode: bool) -> str:
     return text if unicode else text.encode("ascii", "backslashreplace").decode()
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------
+# ---- the page ----------------------------------------------------------------------------------------------
 
 def page(cycles: "Sequence[Cycle]", prompt: list[int], tokenizer: Tokenizer, report: dict) -> str:
     """The whole run as one HTML page. report: Totals.report() and whatever else is to be told of the run."""
     text = json.dumps(page_data(cycles, prompt, tokenizer, report), separators=(",", ":"))
-    return PAGE.replace("@DATA@", text.replace("<", "\\u003c"))       # no "</script" or "<!--" can end the data
+    return PAGE.replace("@DATA@", text.replace("<", "\\u003c"))    # no "</script" or "<!--" can end the data
 
 
 def page_data(cycles: "Sequence[Cycle]", prompt: list[int], tokenizer: Tokenizer, report: dict) -> dict:
-    """What the page's script reads. Kept small: a token's text once, sources as numbers, estimates to three digits."""
+    """What the page's script reads, kept small: sources by number, estimates to three digits."""
     trees = [cycle.draft.tree for cycle in cycles]
     names = sorted({source for tree in trees for source in tree.sources})
     tokens = [token for cycle in cycles for token in cycle.tokens]
@@ -113,7 +113,8 @@ PAGE = r"""<!DOCTYPE html>
   }
 }
 * { box-sizing: border-box; }
-body { margin: 0; padding: .75rem; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+body { margin: 0; padding: .75rem; background: var(--paper); color: var(--ink);
+       font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.1rem; margin: 0; }
 h2 { font-size: 1rem; margin: 0 0 .25rem; }
 p { margin: .25rem 0; }
@@ -124,8 +125,8 @@ dl div { display: flex; gap: .4rem; }
 dt { color: var(--muted); }
 dd { margin: 0; font-weight: 600; }
 
-#controls { display: flex; flex-wrap: wrap; gap: .4rem; align-items: center; padding: .4rem 0; background: var(--paper);
-            position: sticky; top: 0; z-index: 1; }
+#controls { display: flex; flex-wrap: wrap; gap: .4rem; align-items: center; padding: .4rem 0;
+            background: var(--paper); position: sticky; top: 0; z-index: 1; }
 button { font: inherit; min-height: 2.4rem; padding: 0 .7rem; }
 #slider { flex: 1 1 8rem; min-height: 2.4rem; }
 .hint, #status, #legend { color: var(--muted); font-size: .9rem; }
@@ -138,14 +139,15 @@ button { font: inherit; min-height: 2.4rem; padding: 0 .7rem; }
 #status { min-height: 3em; }
 #list { padding: .5rem; margin: .25rem 0; max-height: 50vh; font-size: 13px; }
 
-/* Sources differ in their underline too (set low, or underscores would drown in it), and in the tree in the corners of
-   their boxes. */
+/* Sources differ in their underline too (set low, or underscores would drown in it), and in the tree in the
+   corners of their boxes. */
 span.spine { background: var(--spine); text-decoration: underline solid; }
 span.branch { background: var(--branch); text-decoration: underline dashed; }
 span.bonus { background: var(--bonus); text-decoration: underline dotted; }
 span.plain { background: var(--plain); }
 span.prefill { background: var(--prefill); text-decoration: underline double; }
-span:is(.spine, .branch, .bonus, .plain, .prefill) { color: var(--ink); text-underline-offset: 5px; padding: 2px 0; }
+span:is(.spine, .branch, .bonus, .plain, .prefill) { color: var(--ink); text-underline-offset: 5px;
+                                                     padding: 2px 0; }
 .prompt { color: var(--muted); }
 .cycle { cursor: pointer; border-left: 2px solid var(--ink); margin-left: 1px; }
 .now { outline: 3px solid var(--accent); outline-offset: 1px; }
@@ -168,7 +170,8 @@ svg .edge.accepted { stroke: var(--accent); stroke-width: 4; }
 
 @media (min-width: 800px) {
   body { display: flex; flex-direction: column; height: 100vh; min-height: 40rem; }
-  main { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); gap: .75rem; flex: 1; min-height: 0; }
+  main { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); gap: .75rem; flex: 1;
+         min-height: 0; }
   section { display: flex; flex-direction: column; min-height: 0; }
   #text, #tree { flex: 1; max-height: none; margin: 0; }
 }
@@ -195,7 +198,10 @@ svg .edge.accepted { stroke: var(--accent); stroke-width: 4; }
     <h2>Drafted tree</h2>
     <p id="status" role="status"></p>
     <div id="tree" tabindex="0" role="region" aria-label="Drafted tree"></div>
-    <details><summary>The tree as a list</summary><pre id="list" tabindex="0" aria-label="Nodes"></pre></details>
+    <details>
+      <summary>The tree as a list</summary>
+      <pre id="list" tabindex="0" role="region" aria-label="Nodes"></pre>
+    </details>
   </section>
 </main>
 <footer>
@@ -209,8 +215,8 @@ svg .edge.accepted { stroke: var(--accent); stroke-width: 4; }
     <li><span class="copied">where its chain was copied from</span></li>
     <li>&#10003; accepted</li>
   </ul>
-  <p class="hint">Left and Right step through the cycles, Home and End go to the first and last, Shift with Left or
-    Right moves the tree sideways; or click a token.</p>
+  <p class="hint">Left and Right step through the cycles, Home and End go to the first and last, Shift with
+    Left or Right moves the tree sideways; or click a token.</p>
 </footer>
 <script type="application/json" id="data">@DATA@</script>
 <script>
@@ -219,8 +225,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const cycles = data.cycles;
 const $ = id => document.getElementById(id);
 
-// Elements are built with these two alone. Children are elements or strings, and a string becomes a text node: token
-// text is never parsed.
+// Elements are built with these two alone. Children are elements or strings, and a string becomes a text
+// node, so token text is never parsed.
 const builder = space => (name, attributes = {}, ...children) => {
   const element = document.createElementNS(space, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -230,8 +236,8 @@ const builder = space => (name, attributes = {}, ...children) => {
 const html = builder("http://www.w3.org/1999/xhtml");
 const svg = builder("http://www.w3.org/2000/svg");
 
-// What cannot be seen gets a sign that common fonts have (few have the control pictures of U+2400 on), or its code
-// point. A joiner inside an emoji has to stay.
+// What cannot be seen gets a sign that common fonts have (few have the control pictures of U+2400 on), or its
+// code point. A joiner inside an emoji has to stay.
 const SIGNS = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5"};
 function visible(text) {
   return text.replace(/[\p{C}\p{Z}]/gu, c => SIGNS[c] ?? (c === "\u200d" && text !== c ? c
@@ -251,7 +257,7 @@ function tokenSpan(position, name) {
 
 const spans = [];                                  // one for each token of prompt and output
 for (let i = 0; i < data.prompt; i++) spans.push(tokenSpan(i, "prompt"));
-$("text").append(...spans);
+for (const span of spans) $("text").append(span);      // a long prompt is too many arguments for one call
 const groups = cycles.map((cycle, number) => {
   const tokens = cycle.origins.map((origin, i) => tokenSpan(spans.length + i, origin));
   spans.push(...tokens);
@@ -261,7 +267,8 @@ $("text").append(...groups);
 
 // ---- the tree ----
 
-const WIDTH = 106, HEIGHT = 38, ACROSS = 130, DOWN = 46, MARGIN = 10;      // pixels: boxes, their pitch, the border
+// pixels: the boxes, their pitch, the border
+const WIDTH = 112, HEIGHT = 38, ACROSS = 136, DOWN = 46, MARGIN = 10;
 
 // The drafted nodes, and after the accepted path the token that the model itself put there.
 function nodesOf(cycle) {
@@ -276,16 +283,17 @@ function nodesOf(cycle) {
   return nodes;
 }
 
-// Depth is the column. A first child continues its parent's row: the spine before the accepted path, so the spine is
-// straight, and that before all others, so the path stays near the top. Every other child goes below all that stands in
-// the columns of its own subtree. A node's column is kept free down to its last child, so that edges do not cross.
-// Returns the nodes' numbers, each parent before its children.
+// Depth is the column. A first child continues its parent's row: the spine before the accepted path, so the
+// spine is straight, and that before all others, so the path stays near the top. Every other child goes below
+// all that stands in the columns of its own subtree. A node's column is kept free down to its last child, so
+// that edges do not cross. Returns the nodes' numbers, each parent before its children.
 function layout(nodes) {
   const children = nodes.map(() => []), order = [];
   const rank = node => node.source === "spine" ? 0 : node.accepted ? 1 : 2;
   nodes.forEach((node, i) => { if (i) children[node.parent].push(i); });
 
-  function place(i, column) {             // the first free row, from i's own, in i's column and each further one
+  // returns the first free row, counted from i's own, in i's column and each further one
+  function place(i, column) {
     order.push(i);
     nodes[i].column = column;
     children[i].sort((a, b) => rank(nodes[a]) - rank(nodes[b]));
@@ -346,11 +354,12 @@ function drawTree(cycle) {
     "aria-label": "Accepted path: " + accepted.map(node => visible(node.text)).join(", "),
   }, ...edges, ...nodes.map(drawNode)));
   panel.querySelectorAll("text").forEach(shorten);
-  // the path begins in the corner; where it is too long for the panel, its end and what was drafted next are in view
+  // the path begins in the corner; of a long one the end is in view, and what was drafted after it
   panel.scrollLeft = Math.max(...accepted.map(right)) + ACROSS - panel.clientWidth;
   panel.scrollTop = Math.max(...accepted.map(bottom)) - panel.clientHeight;
-  $("list").textContent = order.map(i => nodes[i]).map(node => "  ".repeat(node.column)
-    + `${node.accepted ? "*" : "-"} ${JSON.stringify(node.text)} ${node.source} ${node.estimate ?? ""}`).join("\n");
+  const line = node => "  ".repeat(node.column) + (node.accepted ? "* " : "- ")
+    + `${JSON.stringify(node.text)} ${node.source} ${node.estimate ?? ""}`;
+  $("list").textContent = order.map(i => line(nodes[i])).join("\n");
 }
 
 // ---- the chosen cycle ----
@@ -358,8 +367,9 @@ function drawTree(cycle) {
 let now = -1, timer = 0;
 
 function summary(cycle) {
-  const count = cycle.tokens.length - 1, seconds = Object.values(cycle.seconds).reduce((a, b) => a + b, 0);
-  return `Cycle ${now} of ${cycles.length - 1} (${cycle.route}): ${cycle.path.length - 1} of ${count} drafted accepted, `
+  const seconds = Object.values(cycle.seconds).reduce((a, b) => a + b, 0);
+  return `Cycle ${now} of ${cycles.length - 1} (${cycle.route}): `
+    + `${cycle.path.length - 1} of ${cycle.tokens.length - 1} drafted accepted, `
     + `${cycle.emitted.length} emitted, ${(seconds * 1000).toFixed(1)} ms.`
     + (cycle.origin < 0 ? "" : ` Chain: ${cycle.copied} tokens from position ${cycle.origin}`
        + (cycle.consensus ? " (consensus)." : "."));
@@ -368,18 +378,20 @@ function summary(cycle) {
 function choose(number) {
   now = Math.min(Math.max(number, 0), cycles.length - 1);
   const cycle = cycles[now], text = $("text");
-  spans.forEach((span, i) =>
-    span.classList.toggle("copied", cycle.origin >= 0 && i >= cycle.origin && i < cycle.origin + cycle.copied));
+  const end = cycle.origin < 0 ? 0 : cycle.origin + cycle.copied;
+  spans.forEach((span, i) => span.classList.toggle("copied", cycle.origin <= i && i < end));
   groups.forEach((group, i) => {
     group.classList.toggle("now", i === now);
-    group.toggleAttribute("aria-current", i === now);
+    group.setAttribute("aria-current", i === now);
   });
   $("slider").value = now;
   $("status").textContent = summary(cycle);
   drawTree(cycle);
   // only the panel is scrolled: on a phone the page would jump away from the tree
   const box = groups[now].getBoundingClientRect(), panel = text.getBoundingClientRect();
-  if (box.top < panel.top || box.bottom > panel.bottom) text.scrollTop += box.top - panel.top - panel.height / 3;
+  if (box.top < panel.top || box.bottom > panel.bottom) {
+    text.scrollTop += box.top - panel.top - panel.height / 3;
+  }
   history.replaceState(null, "", "#cycle=" + now);
 }
 
@@ -427,11 +439,13 @@ function start() {
 
 // ---- the totals ----
 
+const plain = name => name.replaceAll("_", " ");
 const told = value => value !== null && typeof value === "object"
-  ? Object.entries(value).map(([name, part]) => `${name.replaceAll("_", " ")} ${told(part)}`).join(", ")
+  ? Object.entries(value).map(([name, part]) => `${plain(name)} ${told(part)}`).join(", ")
   : String(typeof value === "number" ? Number(value.toFixed(3)) : value);
-const row = name => html("div", {}, html("dt", {}, name.replaceAll("_", " ")), html("dd", {}, told(data.report[name])));
-const FIRST = ["method", "tau", "forward_passes", "tokens_per_second", "accepted", "bonus", "plain", "seconds"];
+const row = name => html("div", {}, html("dt", {}, plain(name)), html("dd", {}, told(data.report[name])));
+const FIRST = ["method", "tau", "forward_passes", "tokens_per_second", "accepted", "bonus", "plain",
+               "seconds"];
 $("totals").append(...FIRST.filter(name => name in data.report).map(row));
 $("report").append(...Object.keys(data.report).map(row));
 

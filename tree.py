@@ -13,7 +13,7 @@ Builders: `chain_tree` (prompt lookup), `spine_tree` (Algorithm 1), `isotropic_t
 """
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,6 +56,18 @@ class Tree:
     def before(self, node: int) -> int | None:
         """The token that stands before a node's own token; None for the root, whose past is not in the tree."""
         return self.tokens[self.parents[node]] if node else None
+
+    def cut(self, size: int) -> "Tree":
+        """The tree of the first `size` nodes: parents stand before their children, so it is one."""
+        return Tree(self.tokens[:size], self.parents[:size], self.depths[:size], self.sources[:size])
+
+    def path_to(self, node: int) -> list[int]:
+        """The tokens from below the root down to a node."""
+        tokens = []
+        while node:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
 
     def mask(self, width: int) -> Tensor:
         """bool [width, width]: row i sees row j if j is i or an ancestor of i. Rows from len(self) on are padding:
@@ -158,36 +170,48 @@ def isotropic_tree(anchor: int, before: int | None, table: Table, budget: int, b
     return tree
 
 
-def best_first_tree(anchor: int, candidates: Callable[[Tree, int], Iterable[tuple[int, str, float]]],
+def best_first_tree(anchor: int, candidates: Callable[[Tree, int], Sequence[tuple[int, str, float]]],
                     budget: int) -> tuple[Tree, list[float]]:
     """The tree of at most `budget` nodes (root included) with the largest expected yield over the candidates.
 
-    candidates(tree, node) gives (token, source, q) for each possible child of a node, tokens distinct, q the probability
-    that the child is accepted given that its parent is. Nodes are taken by falling path probability (the product of q
-    along the path; of equals the one offered first), which never grows along a path, so a heap finds them in order.
-    Returns the tree and each node's path probability, 1 for the root; their sum is the expected tokens committed.
+    candidates(tree, node) gives (token, source, q) for each possible child of a node, by falling q, tokens distinct; q is
+    the probability that the child is accepted given that its parent is. Nodes are taken by falling path probability
+    (the product of q along the path), which never grows along a path, so a heap finds them in order; it holds the next
+    candidate of each node only. Of equals the older node's comes first. Returns the tree and each node's path
+    probability, 1 for the root; their sum is the expected number of tokens committed.
     """
-    tree, probabilities, heap, offered = Tree.rooted(anchor), [1], [], 0
-    node = 0
-    while len(tree) < budget:
-        for token, source, q in candidates(tree, node):
-            heapq.heappush(heap, (-probabilities[node] * q, offered, node, token, source))
-            offered += 1
-        if not heap or heap[0][0] == 0:
-            break
-        negative, _, parent, token, source = heapq.heappop(heap)
+    tree, probabilities, offers, heap = Tree.rooted(anchor), [1], [], []
+
+    def offer(node: int, rank: int) -> None:
+        if rank < len(offers[node]) and (q := offers[node][rank][2]) > 0:
+            heapq.heappush(heap, (-probabilities[node] * q, node, rank))
+
+    offers.append(candidates(tree, 0))
+    offer(0, 0)
+    while heap and len(tree) < budget:
+        negative, parent, rank = heapq.heappop(heap)
+        token, source, _ = offers[parent][rank]
         node = tree.add(parent, token, source)
         probabilities.append(-negative)
+        offers.append(candidates(tree, node))
+        offer(parent, rank + 1)
+        offer(node, 0)
     return tree, probabilities
 
 
 def worthwhile_size(probabilities: Sequence[float], seconds: dict[int, float], rate: float) -> int:
     """How many of the best-first nodes a pass should hold: the n with the largest expected yield less rate * cost.
 
-    probabilities fall; seconds[n] is the measured cost of a pass over n nodes, for the sizes on offer; rate is the
+    probabilities fall; seconds[n] is the measured cost of a pass over up to n nodes, for the sizes on offer; rate is the
     tokens per second that decoding reaches. A pass of cost c must earn rate * c tokens, or that time were better
     spent on other passes; the fixed point of this rule has the largest rate of all (proofs/when_speculation_pays.py).
     """
-    sizes = sorted(n for n in seconds if n < len(probabilities)) + [min(
-        (n for n in seconds if n >= len(probabilities)), default=max(seconds))]
-    return max(sizes, key=lambda n: sum(probabilities[:n]) - rate * seconds[n])
+    best, size, earned, done = -math.inf, 1, 0.0, 0
+    for n in sorted(seconds):
+        earned += sum(probabilities[done:n])
+        done = n
+        if earned - rate * seconds[n] > best:
+            best, size = earned - rate * seconds[n], n
+        if n >= len(probabilities):
+            break
+    return size

@@ -99,7 +99,7 @@ def check_run(case: dict, model, tokenizer) -> dict[str, dict]:
     differs = {}
     for method, wanted in case["methods"].items():
         totals = Totals()
-        drafter = Drafter(Settings(width=128, **RUNS[method]))
+        drafter = Drafter(Settings(width=128, tree="spine", **RUNS[method]))
         for cycle in generate(model, tokenizer.encode(case["prompt"]), drafter, case["max_new_tokens"],
                               frozenset([2])):
             totals.add(cycle)
