@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import kernels
+import trace
 from model import DTYPES, Cache, LoadError, Model, Scorer, Stream, Tokenizer, find, load, prefill
 from sources import AcceptanceAverage, AdjacencyTable, Candidates, ContextMatcher, Match, confidence_of
 from tree import BRANCH, SPINE, Tree, best_first_tree, chain_tree, isotropic_tree, spine_tree, walk, worthwhile_size
@@ -371,6 +372,29 @@ def best(rows: list[list[float]]) -> tuple[list[list[int]], list[list[float]]]:
     return [[int(token) for token in row[2:2 + k]] for row in rows], [row[2 + k:] for row in rows]
 
 
+@torch.inference_mode()
+def measure(model: Model, sizes: Sequence[int] = (4, 8, 16, 32, 64), length: int = 256) -> dict[int, float]:
+    """Seconds of a pass by its number of rows, over `length` cached tokens, on this machine now: the fastest of three
+    rounds for each of `sizes`, and the straight line between two of them for other multiples of 8. On a device, where
+    every pass has one width, {}."""
+    cache = Cache(model, length + kernels.MAX_WIDTH)
+    if cache.on_device:
+        return {}
+    scorer, fastest = Scorer(model, cache, max(sizes), 10), dict.fromkeys(sizes, math.inf)
+    cache.length = length
+    for _ in range(3):
+        for n in sizes:
+            tree = chain_tree(0, [0] * (n - 1))
+            started = time.perf_counter()
+            scorer(tree.tokens, tree.depths, tree.mask)
+            fastest[n] = min(fastest[n], time.perf_counter() - started)
+    curve = dict(fastest)
+    for low, high in zip(sizes, sizes[1:], strict=False):
+        for n in range(low + 8 - low % 8, high, 8):
+            curve[n] = fastest[low] + (fastest[high] - fastest[low]) * (n - low) / (high - low)
+    return dict(sorted(curve.items()))
+
+
 class Clock:
     """Splits a cycle's wall time into stages, in seconds."""
 
@@ -390,7 +414,7 @@ class Totals:
     def __init__(self):
         self.tokens: list[int] = []
         self.passes = self.continuations = 0
-        self.cycles, self.nodes, self.accepted, self.last = Counter(), Counter(), Counter(), Counter()
+        self.cycles, self.nodes, self.accepted, self.sizes = Counter(), Counter(), Counter(), Counter()
         self.seconds, self.finish_reason = Counter(), ""
 
     def add(self, cycle: Cycle) -> None:
@@ -400,6 +424,7 @@ class Totals:
         self.passes += 1
         self.cycles[cycle.draft.route] += 1
         self.nodes.update(sources[1:])
+        self.sizes[len(sources)] += cycle.draft.route != "prefill"
         self.accepted.update(taken)
         self.continuations += any(pair == (SPINE, BRANCH) for pair in zip(taken, taken[1:], strict=False))
         self.seconds["prefill" if cycle.draft.route == "prefill" else "decode"] += sum(cycle.seconds.values())
@@ -427,6 +452,7 @@ class Totals:
             "cycles": {route: self.cycles[route] for route in (SPINE, BRANCH, "chain", "plain")},
             "nodes": {source: self.nodes[source] for source in (SPINE, BRANCH)},
             "accepted": {source: self.accepted[source] for source in (SPINE, BRANCH)},
+            "tree_sizes": {n: count for n, count in sorted(self.sizes.items()) if count},
             "bonus": bonus, "plain": plain, "continuations": self.continuations,
             "seconds": {name: round(self.seconds[name], 6)
                         for name in ("prefill", "decode", "draft", "model", "commit")},
@@ -464,6 +490,9 @@ def parser() -> Parser:
     p.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
     p.add_argument("--compare", action="store_true", help="decode greedily first; exit 1 if the tokens differ")
     p.add_argument("--color", action="store_true", help="colour each token by where it came from")
+    p.add_argument("--show-tree", action="store_true", help="print each cycle's tree, the accepted path marked")
+    p.add_argument("--trace", metavar="FILE.html", help="write a page that shows every cycle's tree")
+    p.add_argument("--no-graph", dest="graph", action="store_false", help="do not capture a CUDA graph")
     group = p.add_argument_group("drafting (Table 5 of the paper)")
     for f in dataclasses.fields(Settings):
         name = f.name.replace("_", "-")
@@ -496,9 +525,10 @@ def read_prompt(options: argparse.Namespace) -> str:
         raise LoadError(f"{options.prompt_file}: not UTF-8 text") from None
 
 
-def run(model: Model, tokenizer: Tokenizer, prompt: list[int], settings: Settings, options: argparse.Namespace,
-        show: bool) -> Totals:
-    """One generation; shows the text as it comes where asked. Ctrl-C ends it with what there is so far."""
+def run(model: Model, tokenizer: Tokenizer, prompt: list[int], drafter: TreeSource, options: argparse.Namespace,
+        show: bool, cycles: list[Cycle] | None = None) -> Totals:
+    """One generation; shows the text as it comes where asked, and adds its cycles to `cycles`. Ctrl-C ends it with what
+    there is so far."""
     totals, stream = Totals(), Stream(tokenizer, prompt)
     stops = frozenset() if options.ignore_eos else tokenizer.stop_ids
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
@@ -514,8 +544,12 @@ def run(model: Model, tokenizer: Tokenizer, prompt: list[int], settings: Setting
             write(origin + " ", origin)
         write("\n")
     try:
-        for cycle in generate(model, prompt, Drafter(settings), options.max_new_tokens, stops, sampling):
+        for cycle in generate(model, prompt, drafter, options.max_new_tokens, stops, sampling, options.graph):
             totals.add(cycle)
+            if cycles is not None:
+                cycles.append(cycle)
+            if show and options.show_tree:
+                write("\n" + trace.show(cycle, tokenizer, "utf" in (sys.stdout.encoding or "").lower()) + "\n")
             for token, origin in zip(cycle.tokens, cycle.origins, strict=True):
                 write(stream.push([token]), origin)
     except KeyboardInterrupt:
@@ -524,6 +558,12 @@ def run(model: Model, tokenizer: Tokenizer, prompt: list[int], settings: Setting
         write(stream.flush())
         write("\n" if totals.tokens else "")
     return totals
+
+
+def note(text: str) -> None:
+    """A progress line on a terminal, replaced by the next; nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -552,13 +592,23 @@ def main(arguments: list[str] | None = None) -> int:
     load_seconds = time.perf_counter() - started
 
     show = not options.json
+    width = settings.width or (64 if model.device.type == "cuda" else Drafter.WIDTH)
+    fixed = dataclasses.replace(settings, width=width)
+    seconds = {}
+    if settings.method == "goose" and settings.tree == "best" and not settings.width:
+        note("measuring the cost of a pass ...")
+        seconds = measure(model)
+        note("")
+    drafter = BestDrafter(settings, seconds) if seconds else drafter_for(fixed)
     if options.compare:
-        greedy = run(model, tokenizer, prompt, dataclasses.replace(settings, method="greedy"), options, False)
-    totals = run(model, tokenizer, prompt, settings, options, show)
+        greedy = run(model, tokenizer, prompt, Drafter(dataclasses.replace(fixed, method="greedy")), options, False)
+    cycles: list[Cycle] = []
+    totals = run(model, tokenizer, prompt, drafter, options, show, cycles)
     report = {"method": settings.method, "dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device),
               "prompt_tokens": len(prompt), "tokens": totals.tokens,
               "text": tokenizer.decode(totals.tokens, prompt), **totals.report(),
-              "settings": dataclasses.asdict(settings)}
+              "settings": dataclasses.asdict(settings), "width": drafter.width,
+              "pass_seconds": {n: round(s, 6) for n, s in seconds.items()}}
     report["seconds"] = {"load": round(load_seconds, 6), **report["seconds"]}
     same = True
     if options.compare:
@@ -566,6 +616,11 @@ def main(arguments: list[str] | None = None) -> int:
         ratio = totals.tokens_per_second / greedy.tokens_per_second if greedy.tokens_per_second else 0.0
         report["compare"] = {"greedy_tokens_per_second": round(greedy.tokens_per_second, 3),
                              "ratio": round(ratio, 4), "same_tokens": same}
+    if options.trace:
+        try:
+            Path(options.trace).write_text(trace.page(cycles, prompt, tokenizer, report), encoding="utf-8")
+        except OSError as error:
+            raise LoadError(f"{options.trace}: {error.strerror}") from None
     if options.json:
         print(json.dumps(report))
     else:
