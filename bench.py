@@ -4,10 +4,12 @@
     python bench.py --weights W --prompts mbpp.jsonl --ablations        # Table 2
     python bench.py --weights W --prompts mbpp.jsonl --topology         # Table 1
 
-Plain greedy decoding in the same run is what ratios are taken against: the same forward pass without drafts, in the
-number of rows in which it is fastest. A row of the table holds tau, tokens per second, the ratio (median over prompts,
-with the quartiles), how many outputs equal greedy's, the share of spine and of branch nodes accepted, and nodes a pass.
+Plain greedy decoding in the same run is what ratios are taken against: the same forward pass without drafts,
+in the number of rows in which it is fastest. A row of the table holds tau, tokens per second, the ratio
+(median over prompts, with the quartiles), how many outputs equal greedy's, the share of spine and of branch
+nodes accepted, and nodes a pass.
 """
+
 import dataclasses
 import gzip
 import json
@@ -24,26 +26,44 @@ from goose import GenerationError, Settings, Totals, drafter_for, generate, meas
 from model import DTYPES, LoadError, Model, Tokenizer, find, load
 
 METHODS = {
-    "greedy": Settings(method="greedy"), "lookup": Settings(method="lookup"),
-    "recycling": Settings(method="recycling"), "isotropic": Settings(method="isotropic"),
-    "goose-spine": Settings(tree="spine"), "goose": Settings(),
+    "greedy": Settings(method="greedy"),
+    "lookup": Settings(method="lookup"),
+    "recycling": Settings(method="recycling"),
+    "isotropic": Settings(method="isotropic"),
+    "goose-spine": Settings(tree="spine"),
+    "goose": Settings(),
 }
 ABLATIONS = {
-    "goose-spine": {}, "without spine branches": {"rho": 0.0}, "without bigram tier": {"bigram": False},
-    "without confidence": {"confidence": False}, "without context": {"context": False},
-    "without transitions": {"transitions": False}, "without prefill harvest": {"prefill_harvest": False},
+    "goose-spine": {},
+    "without spine branches": {"rho": 0.0},
+    "without bigram tier": {"bigram": False},
+    "without confidence": {"confidence": False},
+    "without context": {"context": False},
+    "without transitions": {"transitions": False},
+    "without prefill harvest": {"prefill_harvest": False},
 }
-TOPOLOGY = {"isotropic, k = 3": {"method": "isotropic"}, "isotropic, k = 5": {"method": "isotropic", "branching": 5},
-            "goose-spine": {}, "goose-best": {"tree": "best"}}
+TOPOLOGY = {
+    "isotropic, k = 3": {"method": "isotropic"},
+    "isotropic, k = 5": {"method": "isotropic", "branching": 5},
+    "goose-spine": {},
+    "goose-best": {"tree": "best"},
+}
 
 
 def read_prompts(file: Path) -> list[tuple[str, str]]:
-    """(task id, prompt) pairs in the paper's prompt format, from HumanEval, MBPP, GSM8K, MT-bench and ClassEval as
-    published, or from JSON lines with task_id and prompt."""
+    """(task id, prompt) pairs in the paper's prompt format, from HumanEval, MBPP, GSM8K, MT-bench and
+    ClassEval as published, or from JSON lines with task_id and prompt."""
     try:
-        text = gzip.open(file, "rt", encoding="utf-8").read() if file.suffix == ".gz" else file.read_text("utf-8")
-        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()
-                                                                       if line.strip()]
+        text = (
+            gzip.open(file, "rt", encoding="utf-8").read()
+            if file.suffix == ".gz"
+            else file.read_text("utf-8")
+        )
+        rows = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else [json.loads(line) for line in text.splitlines() if line.strip()]
+        )
     except (OSError, ValueError) as error:
         raise LoadError(f"{file}: {getattr(error, 'strerror', None) or 'not JSON lines'}") from None
     found = []
@@ -67,11 +87,12 @@ def read_prompts(file: Path) -> list[tuple[str, str]]:
 @dataclasses.dataclass
 class Run:
     """One method on one prompt."""
+
     method: str
     file: str
     task: str
     tokens: list[int]
-    seconds: float            # after the prefill
+    seconds: float  # after the prefill
     prefill_seconds: float
     report: dict
 
@@ -83,17 +104,20 @@ class Run:
 
 def ours(model: Model, settings: Settings, seconds: dict[int, float]) -> Callable:
     """A runner: (prompt, limit, stop ids) -> (tokens, decode seconds, prefill seconds, report)."""
+
     def runner(prompt: list[int], limit: int, stops: frozenset[int]):
         totals = Totals()
         for cycle in generate(model, prompt, drafter_for(settings, seconds), limit, stops):
             totals.add(cycle)
         return totals.tokens, totals.seconds["decode"], totals.seconds["prefill"], totals.report()
+
     return runner
 
 
 def theirs(folder: Path, dtype: torch.dtype, device: torch.device, **options) -> Callable:
     """transformers' own generate as a runner; its prefill is timed by a run of one token."""
     import transformers
+
     transformers.logging.set_verbosity_error()
     oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
 
@@ -101,25 +125,48 @@ def theirs(folder: Path, dtype: torch.dtype, device: torch.device, **options) ->
         row, laps, out = torch.tensor([prompt], device=device), [], None
         for most in (1, limit):
             started = time.perf_counter()
-            out = oracle.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=most, do_sample=False,
-                                  eos_token_id=sorted(stops) or None, pad_token_id=0, **options)
+            out = oracle.generate(
+                row,
+                attention_mask=torch.ones_like(row),
+                max_new_tokens=most,
+                do_sample=False,
+                eos_token_id=sorted(stops) or None,
+                pad_token_id=0,
+                **options,
+            )
             laps.append(time.perf_counter() - started)
-        return out[0, len(prompt):].tolist(), max(laps[1] - laps[0], 1e-9), laps[0], {}
+        return out[0, len(prompt) :].tolist(), max(laps[1] - laps[0], 1e-9), laps[0], {}
+
     return runner
 
 
 def table(runs: list[Run], methods: list[str]) -> str:
     """Markdown, one row a method; ratios and exactness against greedy's run of the same prompt."""
     plain = {(run.file, run.task): run for run in runs if run.method == "greedy"}
-    lines = ["| method | tau | tokens/s | ratio (quartiles) | exact | p_s | p_t | nodes |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| method | tau | tokens/s | ratio (quartiles) | exact | p_s | p_t | nodes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for method in methods:
         mine = [run for run in runs if run.method == method]
-        ratios = sorted(run.rate / plain[run.file, run.task].rate for run in mine
-                        if run.rate and plain[run.file, run.task].rate) or [0.0]
+        ratios = sorted(
+            run.rate / plain[run.file, run.task].rate
+            for run in mine
+            if run.rate and plain[run.file, run.task].rate
+        ) or [0.0]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         exact = sum(run.tokens == plain[run.file, run.task].tokens for run in mine)
         rate = statistics.median(run.rate for run in mine)
-        cells = [method, "", f"{rate:.1f}", f"{middle:.2f}x ({low:.2f}-{high:.2f})", f"{exact}/{len(mine)}", "", "", ""]
+        cells = [
+            method,
+            "",
+            f"{rate:.1f}",
+            f"{middle:.2f}x ({low:.2f}-{high:.2f})",
+            f"{exact}/{len(mine)}",
+            "",
+            "",
+            "",
+        ]
         if mine[0].report:
             passes = sum(run.report["forward_passes"] for run in mine)
             cells[1] = f"{sum(len(run.tokens) for run in mine) / passes:.2f}"
@@ -137,19 +184,35 @@ def parser() -> goose.Parser:
     p = goose.Parser(prog="bench.py", description=__doc__.partition("\n")[0], allow_abbrev=False)
     p.add_argument("--weights", default=str(Path(__file__).resolve().parent / "weights"), metavar="DIR_OR_ID")
     p.add_argument("--revision")
-    p.add_argument("--prompts", nargs="+", type=Path, required=True, metavar="FILE",
-                   help="HumanEval.jsonl(.gz), mbpp.jsonl, GSM8K test.jsonl, MT-bench question.jsonl, "
-                   "ClassEval_data.json, or JSON lines with task_id and prompt")
-    p.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD",
-                   help=f"of {', '.join(METHODS)} (greedy always runs)")
+    p.add_argument(
+        "--prompts",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="HumanEval.jsonl(.gz), mbpp.jsonl, GSM8K test.jsonl, MT-bench question.jsonl, "
+        "ClassEval_data.json, or JSON lines with task_id and prompt",
+    )
+    p.add_argument(
+        "--methods",
+        nargs="+",
+        default=list(METHODS),
+        choices=list(METHODS),
+        metavar="METHOD",
+        help=f"of {', '.join(METHODS)} (greedy always runs)",
+    )
     p.add_argument("--ablations", action="store_true", help="Algorithm 1 without each of its parts (Table 2)")
     p.add_argument("--topology", action="store_true", help="spine, best-first and balanced trees (Table 1)")
     p.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
     p.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N prompts of each file")
-    p.add_argument("--width", type=int, default=0, metavar="N", help="nodes in a pass for every method (0: its default)")
+    p.add_argument(
+        "--width", type=int, default=0, metavar="N", help="nodes in a pass for every method (0: its default)"
+    )
     p.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
     p.add_argument("--device", default="auto")
-    p.add_argument("--against", choices=["transformers"], help="add its greedy and its prompt lookup to the run")
+    p.add_argument(
+        "--against", choices=["transformers"], help="add its greedy and its prompt lookup to the run"
+    )
     p.add_argument("--json", type=Path, metavar="FILE", help="write every run")
     return p
 
@@ -158,16 +221,25 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.max_new_tokens < 2:
         raise LoadError("--max-new-tokens must be at least 2")
-    prompts = [(file.name, task, text) for file in options.prompts
-               for task, text in read_prompts(file)[:options.limit or None]]
+    prompts = [
+        (file.name, task, text)
+        for file in options.prompts
+        for task, text in read_prompts(file)[: options.limit or None]
+    ]
     folder = find(options.weights, options.revision)
     tokenizer, model = Tokenizer(folder), load(folder, options.dtype, options.device)
 
     width = options.width or (64 if model.device.type == "cuda" else 0)
     try:
         changes = ABLATIONS if options.ablations else TOPOLOGY if options.topology else None
-        chosen = ({name: Settings(**{"tree": "spine", "width": width or 64} | change) for name, change in changes.items()}
-                  if changes else {name: dataclasses.replace(METHODS[name], width=width) for name in options.methods})
+        chosen = (
+            {
+                name: Settings(**{"tree": "spine", "width": width or 64} | change)
+                for name, change in changes.items()
+            }
+            if changes
+            else {name: dataclasses.replace(METHODS[name], width=width) for name in options.methods}
+        )
     except ValueError as error:
         raise LoadError(str(error)) from None
     seconds = measure(model)
@@ -176,7 +248,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.against:
         try:
             runners["transformers greedy"] = theirs(folder, model.dtype, model.device)
-            runners["transformers lookup"] = theirs(folder, model.dtype, model.device, prompt_lookup_num_tokens=10)
+            runners["transformers lookup"] = theirs(
+                folder, model.dtype, model.device, prompt_lookup_num_tokens=10
+            )
         except ImportError:
             raise LoadError("--against transformers: the package is not installed") from None
 
@@ -186,15 +260,20 @@ def main(arguments: list[str] | None = None) -> int:
         runner(warm, 8, frozenset())
     for number, (file, task, text) in enumerate(prompts):
         ids = tokenizer.encode(text)
-        for name in names[number % len(names):] + names[:number % len(names)]:       # no method always goes first
+        for name in (
+            names[number % len(names) :] + names[: number % len(names)]
+        ):  # no method always goes first
             tokens, decode, prefill, report = runners[name](ids, options.max_new_tokens, tokenizer.stop_ids)
             runs.append(Run(name, file, task, tokens, decode, prefill, report))
         print(f"\r{number + 1} of {len(prompts)} prompts", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(run) for run in runs]) + "\n")
-    print(f"{folder.name}, {str(model.dtype).removeprefix('torch.')}, {model.device}, {torch.get_num_threads()} threads, "
-          f"{len(prompts)} prompts, {options.max_new_tokens} new tokens\n")
+    print(
+        f"{folder.name}, {str(model.dtype).removeprefix('torch.')}, {model.device}, "
+        f"{torch.get_num_threads()} threads, "
+        f"{len(prompts)} prompts, {options.max_new_tokens} new tokens\n"
+    )
     print(table(runs, names))
     return 0
 

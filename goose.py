@@ -1,12 +1,15 @@
-"""Goose (arXiv 2604.02047): speculative decoding without training, and without changing one token of the output.
+"""Goose (arXiv 2604.02047): speculative decoding without training, and without changing one token of the
+output.
 
     python goose.py --prompt 'def fibonacci(n):'
     python goose.py --weights FOLDER_OR_HUB_ID --prompt TEXT --method goose --compare
 
-Every method is the same loop; methods differ only in the tree they draft. Greedy decoding drafts the root alone, prompt
-lookup a chain, token recycling branches, Goose a spine with branches. `generate` is that loop (Algorithm 2), `Drafter`
-decides what to draft, and whatever reports on a run (text, colours, totals, JSON) reads the stream of `Cycle`s.
+Every method is the same loop; methods differ only in the tree they draft. Greedy decoding drafts the root
+alone, prompt lookup a chain, token recycling branches, Goose a spine with branches. `generate` is that loop
+(Algorithm 2), `Drafter` decides what to draft, and whatever reports on a run (text, colours, totals, JSON)
+reads the stream of `Cycle`s.
 """
+
 import argparse
 import dataclasses
 import json
@@ -28,7 +31,17 @@ import kernels
 import trace
 from model import DTYPES, Cache, LoadError, Model, Scorer, Stream, Tokenizer, find, load, prefill
 from sources import AcceptanceAverage, AdjacencyTable, Candidates, ContextMatcher, Match, confidence_of
-from tree import BRANCH, SPINE, Tree, best_first_tree, chain_tree, isotropic_tree, spine_tree, walk, worthwhile_size
+from tree import (
+    BRANCH,
+    SPINE,
+    Tree,
+    best_first_tree,
+    chain_tree,
+    isotropic_tree,
+    spine_tree,
+    walk,
+    worthwhile_size,
+)
 
 METHODS = ("greedy", "lookup", "recycling", "isotropic", "goose")
 TREES = ("best", "spine")
@@ -38,7 +51,8 @@ class GenerationError(Exception):
     """A run that cannot go on; the message is one line."""
 
 
-# ---- settings --------------------------------------------------------------------------------------------------------
+# ---- settings ----------------------------------------------------------------------------------------------
+
 
 def option(default, low, high, text: str):
     return field(default=default, metadata={"low": low, "high": high, "help": text})
@@ -54,9 +68,12 @@ class Settings:
 
     Raises ValueError, naming the field, for a value out of its range.
     """
+
     method: str = "goose"
-    tree: str = "best"         # best: largest expected yield; spine: the paper's Algorithm 1
-    width: int = option(0, 0, kernels.MAX_WIDTH, "nodes in a pass, the root included; 0: as many as pay, measured")
+    tree: str = "best"  # best: largest expected yield; spine: the paper's Algorithm 1
+    width: int = option(
+        0, 0, kernels.MAX_WIDTH, "nodes in a pass, the root included; 0: as many as pay, measured"
+    )
     budget: int = option(60, 1, 1000, "B: nodes of a tree without confidence")
     max_budget: int = option(100, 1, 1000, "nodes of a tree at full confidence")
     max_depth: int = option(6, 1, 1000, "D: how deep branches grow")
@@ -86,13 +103,15 @@ class Settings:
                 raise ValueError(f"{f.name.replace('_', '-')} must be from {low} to {high}")
 
 
-# ---- drafting --------------------------------------------------------------------------------------------------------
+# ---- drafting ----------------------------------------------------------------------------------------------
+
 
 @dataclass
 class Draft:
-    """A tree and how it came about: route is spine, branch, chain or plain (Algorithm 2, steps 2 to 4), prefill for
-    the first pass; match is what the context matcher proposed; estimates are each node's path probability, where the
-    drafter has any."""
+    """A tree and how it came about: route is spine, branch, chain or plain (Algorithm 2, steps 2 to 4),
+    prefill for the first pass; match is what the context matcher proposed; estimates are each node's path
+    probability, where the drafter has any."""
+
     tree: Tree
     route: str
     match: Match = Match()
@@ -100,12 +119,15 @@ class Draft:
 
 
 class TreeSource(Protocol):
-    """What the loop needs of a drafter. Any tree of at most `width` nodes is allowed: none can change the output."""
+    """What the loop needs of a drafter. Any tree of at most `width` nodes is allowed: none can change the
+    output."""
+
     width: int
-    top_k: int        # how many best next tokens of each row `learn` wants; 0 saves the work
+    top_k: int  # how many best next tokens of each row `learn` wants; 0 saves the work
 
     def start(self, prompt: list[int], ids: list[list[int]], scores: list[list[float]]) -> None:
-        """The prompt, with each of its rows' top_k next tokens and their softmax scores (none where top_k is 0)."""
+        """The prompt, with each of its rows' top_k next tokens and their softmax scores (none where top_k is
+        0)."""
 
     def draft(self) -> Draft:
         """A tree whose root is the last committed token."""
@@ -113,15 +135,21 @@ class TreeSource(Protocol):
     def commit(self, tokens: list[int]) -> None:
         """The first token, which the prefill gives."""
 
-    def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
-              scores: list[list[float]]) -> None:
+    def learn(
+        self,
+        draft: Draft,
+        path: list[int],
+        committed: list[int],
+        ids: list[list[int]],
+        scores: list[list[float]],
+    ) -> None:
         """What came of it: the accepted path, the tokens committed, and every node's top_k next tokens."""
 
 
 class Drafter:
     """The paper's drafter: two sources, confidence, and the choice between them (Section 4, Algorithm 2)."""
 
-    WIDTH = 16        # where settings.width leaves it open
+    WIDTH = 16  # where settings.width leaves it open
 
     def __init__(self, settings: Settings):
         self.settings, self.width = settings, settings.width or self.WIDTH
@@ -155,22 +183,40 @@ class Drafter:
             confidence = confidence_of(match, s.long_match) if s.confidence else 0.0
             budget = min(s.budget + int(confidence * max(s.max_budget - s.budget, 0)), self.width)
             if s.method == "isotropic":
-                tree = isotropic_tree(anchor, before, self.table, budget, s.branching, s.max_depth, s.min_score)
+                tree = isotropic_tree(
+                    anchor, before, self.table, budget, s.branching, s.max_depth, s.min_score
+                )
             else:
                 chain = match.tokens
                 if confidence > 0.6:
                     chain = self.matcher.extended(match, confidence, s.long_match, s.extension)
                 length = min(len(chain), int(budget * self.average.spine_share(confidence)), self.width - 1)
-                tree = spine_tree(anchor, before, chain, self.table, budget, length,
-                                  s.rho if s.spine_branches else 0.0, s.max_depth, s.successors, s.min_score)
+                tree = spine_tree(
+                    anchor,
+                    before,
+                    chain,
+                    self.table,
+                    budget,
+                    length,
+                    s.rho if s.spine_branches else 0.0,
+                    s.max_depth,
+                    s.successors,
+                    s.min_score,
+                )
             if len(tree) > 1:
                 return Draft(tree, SPINE if SPINE in tree.sources else BRANCH, match)
         elif match.tokens:
-            return Draft(chain_tree(anchor, match.tokens[:self.width - 1]), "chain", match)
+            return Draft(chain_tree(anchor, match.tokens[: self.width - 1]), "chain", match)
         return Draft(Tree.rooted(anchor), "plain")
 
-    def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
-              scores: list[list[float]]) -> None:
+    def learn(
+        self,
+        draft: Draft,
+        path: list[int],
+        committed: list[int],
+        ids: list[list[int]],
+        scores: list[list[float]],
+    ) -> None:
         tree = draft.tree
         if self.use_table:
             before = [tree.before(node) for node in range(len(tree))]
@@ -183,14 +229,15 @@ class Drafter:
 
 
 class BestDrafter:
-    """The best-first drafter: candidates of both sources at every node, the nodes most likely to be accepted first.
+    """The best-first drafter: candidates of both sources at every node, the nodes most likely to be accepted
+    first.
 
-    seconds: cost of a pass by its number of rows, from `measure`; then a tree holds as many nodes as pay, and else
-    settings.width of them. The rate that a pass has to beat is what recent passes reached, in tokens per second of
-    that curve; so what is drafted depends on the text and the curve alone.
+    seconds: cost of a pass by its number of rows, from `measure`; then a tree holds as many nodes as pay, and
+    else settings.width of them. The rate that a pass has to beat is what recent passes reached, in tokens per
+    second of that curve; so what is drafted depends on the text and the curve alone.
     """
 
-    DECAY = 0.98      # of the sums behind the rate: the last fifty passes or so count
+    DECAY = 0.98  # of the sums behind the rate: the last fifty passes or so count
 
     def __init__(self, settings: Settings, seconds: dict[int, float] | None = None):
         self.settings, self.seconds = settings, seconds
@@ -224,8 +271,14 @@ class BestDrafter:
         route = "plain" if len(tree) == 1 else SPINE if SPINE in tree.sources else BRANCH
         return Draft(tree, route, estimates=estimates)
 
-    def learn(self, draft: Draft, path: list[int], committed: list[int], ids: list[list[int]],
-              scores: list[list[float]]) -> None:
+    def learn(
+        self,
+        draft: Draft,
+        path: list[int],
+        committed: list[int],
+        ids: list[list[int]],
+        scores: list[list[float]],
+    ) -> None:
         tree, text = draft.tree, self.matcher.text
         for node, token in zip(path, committed, strict=False):
             self.candidates.observe(self.offered[node], token)
@@ -240,19 +293,22 @@ class BestDrafter:
 
 
 def drafter_for(settings: Settings, seconds: dict[int, float] | None = None) -> TreeSource:
-    """The drafter of a method; seconds, the measured cost curve, is used where settings.width leaves the size open."""
+    """The drafter of a method; seconds, the measured cost curve, is used where settings.width leaves the size
+    open."""
     if settings.method == "goose" and settings.tree == "best":
         return BestDrafter(settings, None if settings.width else seconds)
     return Drafter(settings)
 
 
-# ---- sampling --------------------------------------------------------------------------------------------------------
+# ---- sampling ----------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How the model's own next token is chosen. temperature 0 is greedy decoding."""
+
     temperature: float = 0.0
-    top_k: int = 0        # 0: all
+    top_k: int = 0  # 0: all
     top_p: float = 1.0
     seed: int = 0
 
@@ -262,16 +318,20 @@ class Sampling:
 
 
 @torch.inference_mode()
-def choose(logits_WV: Tensor, rows: list[list[float]], positions: Sequence[int], sampling: Sampling) -> list[int]:
-    """The model's token after each row: the argmax (the lowest id of equals), or the inverse of the row's filtered
-    distribution at a number that depends only on (seed, position of the token in the text).
+def choose(
+    logits_WV: Tensor, rows: list[list[float]], positions: Sequence[int], sampling: Sampling
+) -> list[int]:
+    """The model's token after each row: the argmax (the lowest id of equals), or the inverse of the row's
+    filtered distribution at a number that depends only on (seed, position of the token in the text).
 
-    So a draft is right exactly if it is the token that plain decoding would put there, with temperature too. rows are
-    kernels.summarize's. Raises GenerationError where a row's best logit is not finite.
+    So a draft is right exactly if it is the token that plain decoding would put there, with temperature too.
+    rows are kernels.summarize's. Raises GenerationError where a row's best logit is not finite.
     """
     if not all(math.isfinite(row[1]) for row in rows):
-        raise GenerationError(f"the logits are not finite in {str(logits_WV.dtype).removeprefix('torch.')}; "
-                              "try --dtype bfloat16 or float32")
+        raise GenerationError(
+            f"the logits are not finite in {str(logits_WV.dtype).removeprefix('torch.')}; "
+            "try --dtype bfloat16 or float32"
+        )
     if sampling.temperature == 0:
         return [int(row[0]) for row in rows]
     logits_WV = logits_WV.double() / sampling.temperature
@@ -286,39 +346,52 @@ def choose(logits_WV: Tensor, rows: list[list[float]], positions: Sequence[int],
         probabilities_WV = probabilities_WV.masked_fill(outside_WV.gather(-1, ids_WV.argsort(-1)), 0)
     cumulative_WV = probabilities_WV.cumsum(-1)
     numbers = [random.Random(f"{sampling.seed}:{position}").random() for position in positions]
-    targets_W1 = torch.tensor(numbers, dtype=torch.float64, device=logits_WV.device)[:, None] * cumulative_WV[:, -1:]
+    targets_W1 = (
+        torch.tensor(numbers, dtype=torch.float64, device=logits_WV.device)[:, None] * cumulative_WV[:, -1:]
+    )
     return torch.searchsorted(cumulative_WV, targets_W1, right=True)[:, 0].tolist()
 
 
-# ---- the loop --------------------------------------------------------------------------------------------------------
+# ---- the loop ----------------------------------------------------------------------------------------------
+
 
 @dataclass
 class Cycle:
     """One forward pass and what came of it; the first one is the prefill."""
+
     draft: Draft
-    path: list[int]                # accepted nodes, the root's 0 first
-    tokens: list[int]              # emitted: accepted, then bonus, cut at a stop token or a limit
-    origins: list[str]             # of each emitted token: prefill, spine, branch, bonus or plain
-    seconds: dict[str, float]      # draft, model, commit
-    finish_reason: str = ""        # stop, length or context, in the last cycle
+    path: list[int]  # accepted nodes, the root's 0 first
+    tokens: list[int]  # emitted: accepted, then bonus, cut at a stop token or a limit
+    origins: list[str]  # of each emitted token: prefill, spine, branch, bonus or plain
+    seconds: dict[str, float]  # draft, model, commit
+    finish_reason: str = ""  # stop, length or context, in the last cycle
 
 
-def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None, max_new_tokens: int = 256,
-             stop_ids: frozenset[int] = frozenset(), sampling: Sampling = Sampling(), graph: bool = True
-             ) -> Iterator[Cycle]:
+def generate(
+    model: Model,
+    prompt: list[int],
+    drafter: TreeSource | None = None,
+    max_new_tokens: int = 256,
+    stop_ids: frozenset[int] = frozenset(),
+    sampling: Sampling = Sampling(),
+    graph: bool = True,
+) -> Iterator[Cycle]:
     """Algorithm 2: yields one Cycle a forward pass, the prefill first.
 
-    prompt: token ids, at least one and at most max_position_embeddings (else GenerationError). Ends with finish_reason
-    stop (a token of stop_ids, which is emitted), length (max_new_tokens) or context: the token that follows position
-    max_position_embeddings - 1 is the last, since it needs no slot of its own. graph: capture CUDA graphs.
+    prompt: token ids, at least one and at most max_position_embeddings (else GenerationError). Ends with
+    finish_reason stop (a token of stop_ids, which is emitted), length (max_new_tokens) or context: the token
+    that follows position max_position_embeddings - 1 is the last, since it needs no slot of its own. graph:
+    capture CUDA graphs.
     """
     drafter = drafter or drafter_for(Settings())
     room = model.config.max_position_embeddings - len(prompt) + 1
     if not prompt:
         raise GenerationError("the prompt is empty and this tokenizer adds no BOS to start from")
     if room < 1:
-        raise GenerationError(f"the prompt has {len(prompt)} tokens and the model's context holds "
-                              f"{model.config.max_position_embeddings}")
+        raise GenerationError(
+            f"the prompt has {len(prompt)} tokens and the model's context holds "
+            f"{model.config.max_position_embeddings}"
+        )
     if max_new_tokens < 1:
         raise GenerationError("max_new_tokens must be at least 1")
     limit, reason = min((max_new_tokens, "length"), (room, "context"))
@@ -328,7 +401,7 @@ def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None,
     rows = []
     for logits in prefill(model, prompt, cache, every_row=drafter.top_k > 0):
         rows += kernels.summarize(logits, drafter.top_k).tolist()
-    token, = choose(logits[-1:], rows[-1:], [len(prompt)], sampling)
+    (token,) = choose(logits[-1:], rows[-1:], [len(prompt)], sampling)
     clock.lap("model")
     drafter.start(prompt, *best(rows))
     drafter.commit([token])
@@ -369,14 +442,14 @@ def generate(model: Model, prompt: list[int], drafter: TreeSource | None = None,
 def best(rows: list[list[float]]) -> tuple[list[list[int]], list[list[float]]]:
     """The K best next tokens of each row of kernels.summarize, and the softmax over those K."""
     k = (len(rows[0]) - 2) // 2
-    return [[int(token) for token in row[2:2 + k]] for row in rows], [row[2 + k:] for row in rows]
+    return [[int(token) for token in row[2 : 2 + k]] for row in rows], [row[2 + k :] for row in rows]
 
 
 @torch.inference_mode()
 def measure(model: Model, sizes: Sequence[int] = (4, 8, 16, 32, 64), length: int = 256) -> dict[int, float]:
-    """Seconds of a pass by its number of rows, over `length` cached tokens, on this machine now: the fastest of three
-    rounds for each of `sizes`, and the straight line between two of them for other multiples of 8. On a device, where
-    every pass has one width, {}."""
+    """Seconds of a pass by its number of rows, over `length` cached tokens, on this machine now: the fastest
+    of three rounds for each of `sizes`, and the straight line between two of them for other multiples of 8.
+    On a device, where every pass has one width, {}."""
     cache = Cache(model, length + kernels.MAX_WIDTH)
     if cache.on_device:
         return {}
@@ -408,8 +481,8 @@ class Clock:
 
 
 class Totals:
-    """What a run adds up to; `add` each cycle. Counts are taken before the output is cut at a stop or limit, so
-    1 + accepted + bonus + plain = committed."""
+    """What a run adds up to; `add` each cycle. Counts are taken before the output is cut at a stop or limit,
+    so 1 + accepted + bonus + plain = committed."""
 
     def __init__(self):
         self.tokens: list[int] = []
@@ -446,20 +519,26 @@ class Totals:
         plain = self.cycles["plain"]
         bonus = self.passes - self.cycles["prefill"] - plain
         return {
-            "finish_reason": self.finish_reason, "forward_passes": self.passes, "tau": round(self.tau, 4),
+            "finish_reason": self.finish_reason,
+            "forward_passes": self.passes,
+            "tau": round(self.tau, 4),
             "tokens_per_second": round(self.tokens_per_second, 3),
             "committed": self.cycles["prefill"] + sum(self.accepted.values()) + bonus + plain,
             "cycles": {route: self.cycles[route] for route in (SPINE, BRANCH, "chain", "plain")},
             "nodes": {source: self.nodes[source] for source in (SPINE, BRANCH)},
             "accepted": {source: self.accepted[source] for source in (SPINE, BRANCH)},
             "tree_sizes": {n: count for n, count in sorted(self.sizes.items()) if count},
-            "bonus": bonus, "plain": plain, "continuations": self.continuations,
-            "seconds": {name: round(self.seconds[name], 6)
-                        for name in ("prefill", "decode", "draft", "model", "commit")},
+            "bonus": bonus,
+            "plain": plain,
+            "continuations": self.continuations,
+            "seconds": {
+                name: round(self.seconds[name], 6)
+                for name in ("prefill", "decode", "draft", "model", "commit")
+            },
         }
 
 
-# ---- the command line ------------------------------------------------------------------------------------------------
+# ---- the command line --------------------------------------------------------------------------------------
 
 COLORS = {SPINE: "32", BRANCH: "36", "bonus": "33", "plain": "0", "prefill": "0"}
 
@@ -470,10 +549,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    p = Parser(prog="goose.py", description="Speculative decoding without training, with exactly plain decoding's output "
-               "(Goose, arXiv 2604.02047).", allow_abbrev=False)
-    p.add_argument("--weights", default=str(Path(__file__).resolve().parent / "weights"), metavar="DIR_OR_ID",
-                   help="a checkpoint folder or a Hub id (default: the embedded model, which writes Python)")
+    p = Parser(
+        prog="goose.py",
+        description="Speculative decoding without training, with exactly plain decoding's output "
+        "(Goose, arXiv 2604.02047).",
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--weights",
+        default=str(Path(__file__).resolve().parent / "weights"),
+        metavar="DIR_OR_ID",
+        help="a checkpoint folder or a Hub id (default: the embedded model, which writes Python)",
+    )
     p.add_argument("--revision", help="branch, tag or commit of a Hub id")
     p.add_argument("--prompt", help="the text to continue")
     p.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file; - is standard input")
@@ -483,14 +570,24 @@ def parser() -> Parser:
     p.add_argument("--ignore-eos", action="store_true", help="go on after a stop token")
     p.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="auto: the checkpoint's own")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    p.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy decoding")
-    p.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens (0: all)")
-    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the likeliest that hold P")
+    p.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy decoding"
+    )
+    p.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens (0: all)"
+    )
+    p.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="sample among the likeliest that hold P"
+    )
     p.add_argument("--seed", type=int, default=0, help="of the sampling; the text depends on it alone")
     p.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
-    p.add_argument("--compare", action="store_true", help="decode greedily first; exit 1 if the tokens differ")
+    p.add_argument(
+        "--compare", action="store_true", help="decode greedily first; exit 1 if the tokens differ"
+    )
     p.add_argument("--color", action="store_true", help="colour each token by where it came from")
-    p.add_argument("--show-tree", action="store_true", help="print each cycle's tree, the accepted path marked")
+    p.add_argument(
+        "--show-tree", action="store_true", help="print each cycle's tree, the accepted path marked"
+    )
     p.add_argument("--trace", metavar="FILE.html", help="write a page that shows every cycle's tree")
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not capture a CUDA graph")
     group = p.add_argument_group("drafting (Table 5 of the paper)")
@@ -499,14 +596,25 @@ def parser() -> Parser:
         if f.name == "method":
             group.add_argument("--method", default=f.default, choices=METHODS, help="default %(default)s")
         elif f.name == "tree":
-            group.add_argument("--tree", default=f.default, choices=TREES,
-                               help="goose's: best has the largest expected yield, spine is the paper's Algorithm 1 "
-                               "(default %(default)s)")
+            group.add_argument(
+                "--tree",
+                default=f.default,
+                choices=TREES,
+                help="goose's: best has the largest expected yield, spine is the paper's Algorithm 1 "
+                "(default %(default)s)",
+            )
         elif f.type in ("bool", bool):
-            group.add_argument(f"--no-{name}", dest=f.name, action="store_false", help=f"do not {f.metadata['help']}")
+            group.add_argument(
+                f"--no-{name}", dest=f.name, action="store_false", help=f"do not {f.metadata['help']}"
+            )
         else:
-            group.add_argument(f"--{name}", type=type(f.default), default=f.default, metavar="N",
-                               help=f"{f.metadata['help']} (default %(default)s)")
+            group.add_argument(
+                f"--{name}",
+                type=type(f.default),
+                default=f.default,
+                metavar="N",
+                help=f"{f.metadata['help']} (default %(default)s)",
+            )
     return p
 
 
@@ -525,10 +633,17 @@ def read_prompt(options: argparse.Namespace) -> str:
         raise LoadError(f"{options.prompt_file}: not UTF-8 text") from None
 
 
-def run(model: Model, tokenizer: Tokenizer, prompt: list[int], drafter: TreeSource, options: argparse.Namespace,
-        show: bool, cycles: list[Cycle] | None = None) -> Totals:
-    """One generation; shows the text as it comes where asked, and adds its cycles to `cycles`. Ctrl-C ends it with what
-    there is so far."""
+def run(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    drafter: TreeSource,
+    options: argparse.Namespace,
+    show: bool,
+    cycles: list[Cycle] | None = None,
+) -> Totals:
+    """One generation; shows the text as it comes where asked, and adds its cycles to `cycles`. Ctrl-C ends it
+    with what there is so far."""
     totals, stream = Totals(), Stream(tokenizer, prompt)
     stops = frozenset() if options.ignore_eos else tokenizer.stop_ids
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
@@ -549,7 +664,9 @@ def run(model: Model, tokenizer: Tokenizer, prompt: list[int], drafter: TreeSour
             if cycles is not None:
                 cycles.append(cycle)
             if show and options.show_tree:
-                write("\n" + trace.show(cycle, tokenizer, "utf" in (sys.stdout.encoding or "").lower()) + "\n")
+                write(
+                    "\n" + trace.show(cycle, tokenizer, "utf" in (sys.stdout.encoding or "").lower()) + "\n"
+                )
             for token, origin in zip(cycle.tokens, cycle.origins, strict=True):
                 write(stream.push([token]), origin)
     except KeyboardInterrupt:
@@ -601,21 +718,33 @@ def main(arguments: list[str] | None = None) -> int:
         note("")
     drafter = BestDrafter(settings, seconds) if seconds else drafter_for(fixed)
     if options.compare:
-        greedy = run(model, tokenizer, prompt, Drafter(dataclasses.replace(fixed, method="greedy")), options, False)
+        greedy = run(
+            model, tokenizer, prompt, Drafter(dataclasses.replace(fixed, method="greedy")), options, False
+        )
     cycles: list[Cycle] = []
     totals = run(model, tokenizer, prompt, drafter, options, show, cycles)
-    report = {"method": settings.method, "dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device),
-              "prompt_tokens": len(prompt), "tokens": totals.tokens,
-              "text": tokenizer.decode(totals.tokens, prompt), **totals.report(),
-              "settings": dataclasses.asdict(settings), "width": drafter.width,
-              "pass_seconds": {n: round(s, 6) for n, s in seconds.items()}}
+    report = {
+        "method": settings.method,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "prompt_tokens": len(prompt),
+        "tokens": totals.tokens,
+        "text": tokenizer.decode(totals.tokens, prompt),
+        **totals.report(),
+        "settings": dataclasses.asdict(settings),
+        "width": drafter.width,
+        "pass_seconds": {n: round(s, 6) for n, s in seconds.items()},
+    }
     report["seconds"] = {"load": round(load_seconds, 6), **report["seconds"]}
     same = True
     if options.compare:
         same = greedy.tokens == totals.tokens
         ratio = totals.tokens_per_second / greedy.tokens_per_second if greedy.tokens_per_second else 0.0
-        report["compare"] = {"greedy_tokens_per_second": round(greedy.tokens_per_second, 3),
-                             "ratio": round(ratio, 4), "same_tokens": same}
+        report["compare"] = {
+            "greedy_tokens_per_second": round(greedy.tokens_per_second, 3),
+            "ratio": round(ratio, 4),
+            "same_tokens": same,
+        }
     if options.trace:
         try:
             Path(options.trace).write_text(trace.page(cycles, prompt, tokenizer, report), encoding="utf-8")
@@ -624,12 +753,18 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(report))
     else:
-        print(f"[{len(totals.tokens)} tokens in {totals.passes} passes, tau {totals.tau:.2f}, "
-              f"{totals.tokens_per_second:.1f} tokens/s, ended by {totals.finish_reason}]", file=sys.stderr)
+        print(
+            f"[{len(totals.tokens)} tokens in {totals.passes} passes, tau {totals.tau:.2f}, "
+            f"{totals.tokens_per_second:.1f} tokens/s, ended by {totals.finish_reason}]",
+            file=sys.stderr,
+        )
         if options.compare:
-            print(f"[greedy {greedy.tokens_per_second:.1f} tokens/s, {settings.method} {totals.tokens_per_second:.1f}, "
-                  f"ratio {ratio:.2f}x, tau {totals.tau:.2f}, tokens {'the same' if same else 'DIFFER'}]",
-                  file=sys.stderr)
+            print(
+                f"[greedy {greedy.tokens_per_second:.1f} tokens/s, "
+                f"{settings.method} {totals.tokens_per_second:.1f}, "
+                f"ratio {ratio:.2f}x, tau {totals.tau:.2f}, tokens {'the same' if same else 'DIFFER'}]",
+                file=sys.stderr,
+            )
     if totals.finish_reason == "interrupted":
         return 130
     return 0 if same else 1

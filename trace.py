@@ -4,6 +4,7 @@ Both read the `Cycle` stream. The page needs nothing but itself: styles, script 
 is JSON in a script element that no browser runs, and the script puts token text on the page as text only, so
 no text can act as markup or code. The page is ASCII throughout, so that no encoding can damage it.
 """
+
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from model import Stream, Tokenizer
 from tree import SPINE
 
-if TYPE_CHECKING:      # goose imports this file, so at run time this file must not import goose
+if TYPE_CHECKING:  # goose imports this file, so at run time this file must not import goose
     from goose import Cycle
 
 
@@ -21,6 +22,7 @@ def label(tokenizer: Tokenizer, token: int) -> str:
 
 
 # ---- the terminal ------------------------------------------------------------------------------------------
+
 
 def show(cycle: "Cycle", tokenizer: Tokenizer, unicode: bool) -> str:
     """A heading, then the drafted tree, one line a node: `*` where accepted, token, source, estimate if any.
@@ -33,13 +35,17 @@ def show(cycle: "Cycle", tokenizer: Tokenizer, unicode: bool) -> str:
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, len(tree)):
         children[tree.parents[node]].append(node)
-    lines = [f"{cycle.draft.route}: {len(cycle.path) - 1} of {len(tree) - 1} accepted, "
-             f"then {label(tokenizer, cycle.tokens[-1])!r} {cycle.origins[-1]}"]
+    lines = [
+        f"{cycle.draft.route}: {len(cycle.path) - 1} of {len(tree) - 1} accepted, "
+        f"then {label(tokenizer, cycle.tokens[-1])!r} {cycle.origins[-1]}"
+    ]
 
     def add(node: int, drawn: str) -> None:
         estimate = f" {estimates[node]:.2g}" if estimates else ""
-        lines.append(f"{'*' if node in accepted else ' '} {drawn}{label(tokenizer, tree.tokens[node])!r} "
-                     f"{tree.sources[node]}{estimate}")
+        lines.append(
+            f"{'*' if node in accepted else ' '} {drawn}{label(tokenizer, tree.tokens[node])!r} "
+            f"{tree.sources[node]}{estimate}"
+        )
 
     def add_below(nodes: list[int], drawn: str, more: bool) -> None:
         for node in nodes:
@@ -59,10 +65,11 @@ def show(cycle: "Cycle", tokenizer: Tokenizer, unicode: bool) -> str:
 
 # ---- the page ----------------------------------------------------------------------------------------------
 
+
 def page(cycles: "Sequence[Cycle]", prompt: list[int], tokenizer: Tokenizer, report: dict) -> str:
     """The whole run as one HTML page. report: Totals.report() and whatever else is to be told of the run."""
     text = json.dumps(page_data(cycles, prompt, tokenizer, report), separators=(",", ":"))
-    return PAGE.replace("@DATA@", text.replace("<", "\\u003c"))    # no "</script" or "<!--" can end the data
+    return PAGE.replace("@DATA@", text.replace("<", "\\u003c"))  # no "</script" or "<!--" can end the data
 
 
 def page_data(cycles: "Sequence[Cycle]", prompt: list[int], tokenizer: Tokenizer, report: dict) -> dict:
@@ -80,15 +87,23 @@ def page_data(cycles: "Sequence[Cycle]", prompt: list[int], tokenizer: Tokenizer
         "text": text,
         "vocabulary": {token: label(tokenizer, token) for token in sorted(drafted.union(tokens))},
         "names": names,
-        "cycles": [{
-            "route": cycle.draft.route, "tokens": tree.tokens, "parents": tree.parents,
-            "sources": [names.index(source) for source in tree.sources],
-            "estimates": [float(f"{estimate:.3g}") for estimate in cycle.draft.estimates],
-            "origin": cycle.draft.match.origin, "copied": len(cycle.draft.match.tokens),
-            "consensus": cycle.draft.match.consensus,
-            "path": cycle.path, "emitted": cycle.tokens, "origins": cycle.origins,
-            "seconds": {stage: round(seconds, 6) for stage, seconds in cycle.seconds.items()},
-        } for cycle, tree in zip(cycles, trees, strict=True)],
+        "cycles": [
+            {
+                "route": cycle.draft.route,
+                "tokens": tree.tokens,
+                "parents": tree.parents,
+                "sources": [names.index(source) for source in tree.sources],
+                "estimates": [float(f"{estimate:.3g}") for estimate in cycle.draft.estimates],
+                "origin": cycle.draft.match.origin,
+                "copied": len(cycle.draft.match.tokens),
+                "consensus": cycle.draft.match.consensus,
+                "path": cycle.path,
+                "emitted": cycle.tokens,
+                "origins": cycle.origins,
+                "seconds": {stage: round(seconds, 6) for stage, seconds in cycle.seconds.items()},
+            }
+            for cycle, tree in zip(cycles, trees, strict=True)
+        ],
     }
 
 

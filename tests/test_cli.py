@@ -1,4 +1,5 @@
 """The command line as a person meets it: output, exit codes, one-line errors."""
+
 import json
 import os
 import signal
@@ -14,8 +15,13 @@ from tests.test_goose import greedy
 
 
 def run(*arguments, environment=None, stdin=None):
-    return subprocess.run([sys.executable, "goose.py", *map(str, arguments)], cwd=ROOT, input=stdin,
-                          env=os.environ | (environment or {}), capture_output=True)
+    return subprocess.run(
+        [sys.executable, "goose.py", *map(str, arguments)],
+        cwd=ROOT,
+        input=stdin,
+        env=os.environ | (environment or {}),
+        capture_output=True,
+    )
 
 
 def main(capsys, *arguments):
@@ -42,7 +48,10 @@ def test_json_reports_what_the_stream_shows(capsys, tiny_folder):
     assert {"load", "prefill", "decode", "draft", "model", "commit"} == set(report["seconds"])
     assert report["dtype"] == "float32" and report["device"] == "cpu" and report["method"] == "goose"
     cycles, nodes, accepted = report["cycles"], report["nodes"], report["accepted"]
-    assert set(cycles) == {"spine", "branch", "chain", "plain"} and set(nodes) == set(accepted) == {"spine", "branch"}
+    assert set(cycles) == {"spine", "branch", "chain", "plain"} and set(nodes) == set(accepted) == {
+        "spine",
+        "branch",
+    }
     assert report["committed"] == 1 + sum(accepted.values()) + report["bonus"] + report["plain"]
 
 
@@ -55,27 +64,30 @@ def test_the_prompt_may_come_from_a_file_or_standard_input(capsys, tiny_folder, 
     assert piped.returncode == 0 and piped.stdout.decode() == wanted
 
 
-@pytest.mark.parametrize("arguments, says", [
-    ([], "--prompt TEXT or --prompt-file"),
-    (["--prompt", "a", "--prompt-file", "b"], "either"),
-    (["--prompt", ""], "the prompt is empty"),
-    (["--prompt-file", "no/such/file"], "no/such/file: No such file"),
-    (["--prompt", "a", "--max-new-tokens", "0"], "at least 1"),
-    (["--prompt", "a", "--max-new-tokens", "-1"], "at least 1"),
-    (["--prompt", "a", "--max-new-tokens", "many"], "invalid int value"),
-    (["--prompt", "a", "--method", "best"], "invalid choice"),
-    (["--prompt", "a", "--unknown"], "unrecognized arguments"),
-    (["--prompt", "a", "--weights", "./nowhere"], "no such folder"),
-    (["--prompt", "a", "--width", "129"], "width must be from 1 to 128"),
-    (["--prompt", "a", "--budget", "0"], "budget must be from 1"),
-    (["--prompt", "a", "--rho", "1.5"], "rho must be from 0.0 to 1.0"),
-    (["--prompt", "a", "--temperature", "-1"], "temperature"),
-    (["--prompt", "a", "--top-p", "0"], "top-p"),
-    (["--prompt", "a", "--system", "b"], "--system needs --chat"),
-    (["--prompt", "a", "--chat"], "no chat template"),
-    (["--prompt", "a" * 1000], "1000 tokens and the model's context holds 512"),
-    (["--prompt", "a", "--device", "tpu"], "device"),
-])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "--prompt TEXT or --prompt-file"),
+        (["--prompt", "a", "--prompt-file", "b"], "either"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt-file", "no/such/file"], "no/such/file: No such file"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "at least 1"),
+        (["--prompt", "a", "--max-new-tokens", "-1"], "at least 1"),
+        (["--prompt", "a", "--max-new-tokens", "many"], "invalid int value"),
+        (["--prompt", "a", "--method", "best"], "invalid choice"),
+        (["--prompt", "a", "--unknown"], "unrecognized arguments"),
+        (["--prompt", "a", "--weights", "./nowhere"], "no such folder"),
+        (["--prompt", "a", "--width", "129"], "width must be from 1 to 128"),
+        (["--prompt", "a", "--budget", "0"], "budget must be from 1"),
+        (["--prompt", "a", "--rho", "1.5"], "rho must be from 0.0 to 1.0"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--top-p", "0"], "top-p"),
+        (["--prompt", "a", "--system", "b"], "--system needs --chat"),
+        (["--prompt", "a", "--chat"], "no chat template"),
+        (["--prompt", "a" * 1000], "1000 tokens and the model's context holds 512"),
+        (["--prompt", "a", "--device", "tpu"], "device"),
+    ],
+)
 def test_errors_are_one_line_and_exit_code_2(capsys, tiny_folder, arguments, says):
     if "--weights" not in arguments:
         arguments = ["--weights", tiny_folder, *arguments]
@@ -106,8 +118,11 @@ def test_compare_says_whether_the_tokens_are_the_same(capsys, tiny_folder, monke
     code, out, _ = main(capsys, *arguments, "--json")
     assert json.loads(out)["compare"]["same_tokens"] is True
     original = goose.walk
-    monkeypatch.setattr(goose, "walk", lambda tree, predictions: (
-        original(tree, predictions) if len(tree) == 1 else ([0, 1], 3)))         # accepts a draft unseen
+    monkeypatch.setattr(
+        goose,
+        "walk",
+        lambda tree, predictions: original(tree, predictions) if len(tree) == 1 else ([0, 1], 3),
+    )  # accepts a draft unseen
     code, _, err = main(capsys, *arguments)
     assert code == 1 and "DIFFER" in err
 
@@ -120,22 +135,40 @@ def test_color_is_for_terminals_only(capsys, tiny_folder, monkeypatch):
     colored = main(capsys, *arguments)[1]
     assert "\x1b[32mspine" in colored
     import re
+
     assert re.sub(r"\x1b\[\d+m", "", colored).split("\n", 1)[1] == plain
     monkeypatch.setenv("NO_COLOR", "1")
     assert main(capsys, *arguments)[1] == plain
 
 
 def test_a_closed_pipe_is_no_error(tiny_folder):
-    command = (f"{sys.executable} goose.py --weights {tiny_folder} --prompt 'def' --max-new-tokens 400 "
-               "--ignore-eos | head -c 5")
+    command = (
+        f"{sys.executable} goose.py --weights {tiny_folder} --prompt 'def' --max-new-tokens 400 "
+        "--ignore-eos | head -c 5"
+    )
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True)
     assert done.returncode == 0 and b"Traceback" not in done.stderr and b"Exception" not in done.stderr
 
 
 def test_control_c_ends_cleanly_with_what_was_written(tiny_folder):
-    process = subprocess.Popen([sys.executable, "goose.py", "--weights", str(tiny_folder), "--prompt", "def",
-                                "--max-new-tokens", "500", "--ignore-eos", "--method", "greedy"], cwd=ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "goose.py",
+            "--weights",
+            str(tiny_folder),
+            "--prompt",
+            "def",
+            "--max-new-tokens",
+            "500",
+            "--ignore-eos",
+            "--method",
+            "greedy",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=60)
@@ -145,41 +178,65 @@ def test_control_c_ends_cleanly_with_what_was_written(tiny_folder):
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
 def test_any_console_can_print_any_text(tmp_path, encoding):
     folder = write_folder(tmp_path / "m", tiny_config(vocab_size=300))
-    done = run("--weights", folder, "--prompt", "🦆é", "--max-new-tokens", "60", "--ignore-eos",
-               environment={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    done = run(
+        "--weights",
+        folder,
+        "--prompt",
+        "🦆é",
+        "--max-new-tokens",
+        "60",
+        "--ignore-eos",
+        environment={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+    )
     assert done.returncode == 0, done.stderr
     done.stdout.decode(encoding)
 
 
 def test_ignore_eos_goes_on(capsys, tmp_path):
-    """A model that always says </s>: it stops there, or goes on to the limit; without any eos it goes on too."""
+    """A model that always says </s>: it stops there, or goes on to the limit; without any eos it goes on
+    too."""
     from tests.conftest import random_tensors
+
     config = tiny_config(vocab_size=300)
     tensors = random_tensors(config)
     tensors["lm_head.weight"].zero_()
     tensors["lm_head.weight"][1] = 1.0
-    tensors["model.norm.weight"].zero_()       # hidden states are 0, so all logits tie and id 0 wins
+    tensors["model.norm.weight"].zero_()  # hidden states are 0, so all logits tie and id 0 wins
     folder = write_folder(tmp_path / "m", config | {"eos_token_id": 0}, tensors)
     base = ["--weights", folder, "--prompt", "abc" * 4, "--max-new-tokens", "15", "--json"]
     report = json.loads(main(capsys, *base)[1])
     assert report["tokens"] == [0] and report["finish_reason"] == "stop"
     report = json.loads(main(capsys, *base, "--ignore-eos")[1])
     assert report["tokens"] == [0] * 15 and report["finish_reason"] == "length"
-    folder = write_folder(tmp_path / "none", config | {"eos_token_id": None}, tensors, settings={"pad_token": "<s>"})
+    folder = write_folder(
+        tmp_path / "none", config | {"eos_token_id": None}, tensors, settings={"pad_token": "<s>"}
+    )
     report = json.loads(main(capsys, *["--weights", folder, *base[2:]])[1])
     assert report["tokens"] == [0] * 15
 
 
 def test_output_rows_beyond_the_tokenizer_decode_to_nothing(capsys, tmp_path):
-    """More output rows than tokens (padding for alignment): such ids are legal, silent, and may be drafted."""
+    """More output rows than tokens (padding for alignment): such ids are legal, silent, and may be
+    drafted."""
     from tests.conftest import random_tensors
+
     config = tiny_config(vocab_size=320)
     tensors = random_tensors(config)
     tensors["lm_head.weight"][:300] = 0
     folder = write_folder(tmp_path / "m", config, tensors)
     for method in goose.METHODS:
-        code, out, _ = main(capsys, "--weights", folder, "--prompt", "abab", "--max-new-tokens", "30", "--json",
-                            "--method", method)
+        code, out, _ = main(
+            capsys,
+            "--weights",
+            folder,
+            "--prompt",
+            "abab",
+            "--max-new-tokens",
+            "30",
+            "--json",
+            "--method",
+            method,
+        )
         report = json.loads(out)
         assert code == 0 and len(report["tokens"]) == 30 and max(report["tokens"]) >= 300
         model, tokenizer = load(folder), Tokenizer(folder)
@@ -191,5 +248,13 @@ def test_help_names_every_option(capsys):
         goose.main(["--help"])
     text = capsys.readouterr().out
     assert done.value.code == 0
-    for name in ("--weights", "--prompt-file", "--method", "--budget", "--no-bigram", "--temperature", "--json"):
+    for name in (
+        "--weights",
+        "--prompt-file",
+        "--method",
+        "--budget",
+        "--no-bigram",
+        "--temperature",
+        "--json",
+    ):
         assert name in text

@@ -1,4 +1,5 @@
 """The loop: no tree can change the output, whatever drafts it, and all counts add up."""
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +13,12 @@ MODELS = st.integers(0, len(ARCHITECTURES) - 1)
 EXACT = st.sampled_from(["float32", "bfloat16", "float16"])
 PROMPTS = st.one_of(
     st.lists(st.integers(0, 63), min_size=1, max_size=40),
-    st.builds(lambda part, times: part * times, st.lists(st.integers(0, 63), min_size=1, max_size=7),
-              st.integers(1, 8)))
+    st.builds(
+        lambda part, times: part * times,
+        st.lists(st.integers(0, 63), min_size=1, max_size=7),
+        st.integers(1, 8),
+    ),
+)
 
 
 def tokens_of(cycles) -> list[int]:
@@ -25,8 +30,9 @@ def greedy(model, prompt, most=24, stops=frozenset(), sampling=Sampling()):
 
 
 class Arbitrary:
-    """Drafts whatever Hypothesis draws: any parents, any tokens, a new tree each pass; half of the tokens are taken
-    from the true continuation, so that long paths are accepted too."""
+    """Drafts whatever Hypothesis draws: any parents, any tokens, a new tree each pass; half of the tokens are
+    taken from the true continuation, so that long paths are accepted too."""
+
     top_k = 0
 
     def __init__(self, data, truth, width):
@@ -65,11 +71,18 @@ def test_no_tree_can_change_the_output(tiny_models, data, which, dtype, prompt, 
 @given(data=st.data(), which=MODELS, dtype=EXACT, prompt=PROMPTS, method=st.sampled_from(METHODS))
 def test_every_method_gives_greedy_decodings_tokens(tiny_models, data, which, dtype, prompt, method):
     """For every budget, switch, stop set and limit."""
-    flags = {name: data.draw(st.booleans(), name) for name in
-             ("context", "transitions", "spine_branches", "bigram", "confidence", "prefill_harvest")}
-    chosen = Settings(method=method, width=data.draw(st.integers(1, 128), "width"),
-                      budget=data.draw(st.integers(1, 100), "budget"), rho=data.draw(st.floats(0, 1), "rho"),
-                      max_depth=data.draw(st.integers(1, 9), "depth"), **flags)
+    flags = {
+        name: data.draw(st.booleans(), name)
+        for name in ("context", "transitions", "spine_branches", "bigram", "confidence", "prefill_harvest")
+    }
+    chosen = Settings(
+        method=method,
+        width=data.draw(st.integers(1, 128), "width"),
+        budget=data.draw(st.integers(1, 100), "budget"),
+        rho=data.draw(st.floats(0, 1), "rho"),
+        max_depth=data.draw(st.integers(1, 9), "depth"),
+        **flags,
+    )
     most = data.draw(st.integers(1, 40), "limit")
     stops = data.draw(st.frozensets(st.integers(0, 63), max_size=4), "stops")
     model, totals = tiny_models[dtype][which], Totals()
@@ -92,7 +105,8 @@ def test_every_method_gives_greedy_decodings_tokens(tiny_models, data, which, dt
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), which=MODELS, dtype=EXACT, prompt=PROMPTS)
 def test_the_state_a_run_leaves_is_that_of_plain_decoding(tiny_models, data, which, dtype, prompt):
-    """Cache contents and position bit for bit; the matcher's text; the unigram keys of every committed token."""
+    """Cache contents and position bit for bit; the matcher's text; the unigram keys of every committed
+    token."""
     model, caches, runs = tiny_models[dtype][which], [], []
     original = Cache.__init__
 
@@ -109,17 +123,18 @@ def test_the_state_a_run_leaves_is_that_of_plain_decoding(tiny_models, data, whi
         runs.append(tokens_of(generate(model, prompt, arbitrary, 24)))
     assert runs == [truth, truth]
     plain, *others = caches
-    assert plain.length == len(prompt) + len(truth) - 1          # the newest token has not been forwarded
+    assert plain.length == len(prompt) + len(truth) - 1  # the newest token has not been forwarded
     for cache in others:
         assert cache.length == plain.length
-        assert torch.equal(cache.keys[:, :, :plain.length], plain.keys[:, :, :plain.length])
-        assert torch.equal(cache.values[:, :, :plain.length], plain.values[:, :, :plain.length])
+        assert torch.equal(cache.keys[:, :, : plain.length], plain.keys[:, :, : plain.length])
+        assert torch.equal(cache.values[:, :, : plain.length], plain.values[:, :, : plain.length])
     assert drafter.matcher.text == prompt + truth
     assert set(drafter.table.unigram) >= set((prompt + truth)[:-1])
 
 
 class Fixed:
     """Drafts trees from a function of the true continuation; counts what was accepted."""
+
     width, top_k = 128, 0
 
     def __init__(self, truth, build):
@@ -132,7 +147,7 @@ class Fixed:
         self.text += tokens
 
     def draft(self):
-        return Draft(self.build(self.text[-1], self.truth[len(self.text):]), BRANCH)
+        return Draft(self.build(self.text[-1], self.truth[len(self.text) :]), BRANCH)
 
     def learn(self, draft, path, committed, ids, scores):
         self.text += committed
@@ -143,11 +158,13 @@ def test_a_wrong_draft_is_never_committed_at_any_depth(tiny_models):
     for model in tiny_models["float32"]:
         truth = greedy(model, [5, 6, 7])
         for depth in (1, 2, 8):
+
             def wrong(anchor, rest, depth=depth):
                 tree = Tree.rooted(anchor)
                 for i in range(depth):
                     tree.add(len(tree) - 1, (rest[i] + 1) % 64 if i < len(rest) else 0, BRANCH)
                 return tree
+
             drafter = Fixed(truth, wrong)
             cycles = list(generate(model, [5, 6, 7], drafter, 24))
             assert tokens_of(cycles) == truth and set(drafter.accepted) == {0}
@@ -155,7 +172,8 @@ def test_a_wrong_draft_is_never_committed_at_any_depth(tiny_models):
 
 
 def last_sibling_right(anchor, rest):
-    """Each level: two wrong children, then the right one, which alone has children; accepted rows lie scattered."""
+    """Each level: two wrong children, then the right one, which alone has children; accepted rows lie
+    scattered."""
     tree, node = Tree.rooted(anchor), 0
     for token in rest[:5]:
         tree.add(node, (token + 1) % 64, BRANCH)
@@ -172,10 +190,10 @@ def test_scattered_paths_are_compacted_and_dead_slots_never_seen(tiny_models, fi
             truth = greedy(model, [5, 6, 7], 40)
             original = Cache.commit
 
-            def poison(self, path):
+            def poison(self, path, original=original):
                 original(self, path)
-                self.keys[:, :, self.length:] = filler
-                self.values[:, :, self.length:, :-8] = filler
+                self.keys[:, :, self.length :] = filler
+                self.values[:, :, self.length :, :-8] = filler
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Cache, "commit", poison)
@@ -189,16 +207,19 @@ def test_the_cache_follows_the_text_whatever_is_accepted(tiny_models):
     for model in tiny_models["float32"]:
         truth = greedy(model, [5, 6, 7], 40)
         for take in (0, 1, 2, 5):
+
             def partly(anchor, rest, take=take):
                 tree = Tree.rooted(anchor)
                 for i, token in enumerate(rest[:5]):
                     tree.add(len(tree) - 1, token if i < take else (token + 1) % 64, SPINE)
                 return tree if take else Tree.rooted(anchor)
+
             emitted, lengths, original = 1, [], Cache.commit
 
-            def record(self, path):
-                original(self, path)                                                             # noqa: B023
-                lengths.append(self.length)                                                      # noqa: B023
+            def record(self, path, original=original, lengths=lengths):
+                original(self, path)
+                lengths.append(self.length)
+
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Cache, "commit", record)
                 cycles = list(generate(model, [5, 6, 7], Fixed(truth, partly), 40))
@@ -224,8 +245,15 @@ def stop_case(model, at, most):
     truth = greedy(model, [5, 6, 7], 12)
     stop = truth[at]
     first = truth.index(stop)
-    cycles = list(generate(model, [5, 6, 7], Fixed(truth, lambda anchor, rest: last_sibling_right(anchor, rest)),
-                           most, frozenset([stop])))
+    cycles = list(
+        generate(
+            model,
+            [5, 6, 7],
+            Fixed(truth, lambda anchor, rest: last_sibling_right(anchor, rest)),
+            most,
+            frozenset([stop]),
+        )
+    )
     return tokens_of(cycles), cycles[-1].finish_reason, truth, first
 
 
@@ -233,14 +261,15 @@ def test_a_stop_token_inside_an_accepted_path_ends_the_text_there(tiny_models):
     for model in tiny_models["float32"]:
         for at in range(12):
             tokens, reason, truth, first = stop_case(model, at, 12)
-            assert tokens == truth[:first + 1] and reason == "stop"
+            assert tokens == truth[: first + 1] and reason == "stop"
             if first > 0:
                 tokens, reason, truth, first = stop_case(model, at, first)
                 assert tokens == truth[:first] and reason == "length"
 
 
 def test_the_context_ends_generation_cleanly(tiny_models):
-    """A prompt of exactly the context's length yields one token; the token after the last position is the last."""
+    """A prompt of exactly the context's length yields one token; the token after the last position is the
+    last."""
     for model in tiny_models["float32"]:
         context = model.config.max_position_embeddings
         for spare in (0, 1, 3, 9):
@@ -265,7 +294,9 @@ def test_prompts_shorter_than_an_ngram_work(tiny_models, length):
     for model in tiny_models["float32"]:
         prompt = [9] * length
         for method in METHODS:
-            assert tokens_of(generate(model, prompt, Drafter(Settings(method=method)), 24)) == greedy(model, prompt)
+            assert tokens_of(generate(model, prompt, Drafter(Settings(method=method)), 24)) == greedy(
+                model, prompt
+            )
 
 
 def test_runs_do_not_leak_into_each_other(tiny_models):
@@ -278,11 +309,12 @@ def test_runs_do_not_leak_into_each_other(tiny_models):
 def test_equal_logits_take_the_lowest_id_everywhere(tmp_path):
     from model import load
     from tests.conftest import random_tensors, tiny_config, write_folder
+
     config = tiny_config()
     tensors = random_tensors(config)
     tensors["model.norm.weight"].fill_(1.0)
     head = tensors["lm_head.weight"]
-    tensors["lm_head.weight"] = torch.zeros_like(head)          # all logits are equal but for rows 5 and 9
+    tensors["lm_head.weight"] = torch.zeros_like(head)  # all logits are equal but for rows 5 and 9
     model = load(write_folder(tmp_path / "ties", config, tensors), "float32", "cpu")
     assert set(greedy(model, [3, 4, 9])) == {0}
     tensors["lm_head.weight"] = head.clone()

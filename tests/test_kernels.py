@@ -1,4 +1,5 @@
 """The arithmetic: why a row rounds alike wherever it stands, and the CUDA path as far as a CPU can run it."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,13 +33,19 @@ def mask_of(parents: list[int], width: int) -> torch.Tensor:
     return mask
 
 
-# ---- what is taken from the library ----------------------------------------------------------------------------------
+# ---- what is taken from the library ------------------------------------------------------------------------
+
 
 @settings(deadline=None, max_examples=60)
-@given(st.randoms(use_true_random=False), st.integers(4, 200), st.sampled_from([8, 16, 64, 128]),
-       st.integers(1, BLOCK), st.integers(8, MAX_WIDTH))
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(4, 200),
+    st.sampled_from([8, 16, 64, 128]),
+    st.integers(1, BLOCK),
+    st.integers(8, MAX_WIDTH),
+)
 def test_a_product_adds_its_terms_in_order_so_zeros_between_them_are_nothing(random, rows, size, keys, width):
-    generator = torch.Generator().manual_seed(random.randrange(2 ** 31))
+    generator = torch.Generator().manual_seed(random.randrange(2**31))
     weights = torch.rand(2, rows, keys, generator=generator) ** 3
     values = torch.randn(2, keys, size + ONES, generator=generator)
     dense = torch.zeros(2, rows, size + ONES).baddbmm_(weights, values)
@@ -51,29 +58,38 @@ def test_a_product_adds_its_terms_in_order_so_zeros_between_them_are_nothing(ran
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2 ** 31), st.sampled_from(["float32", "bfloat16", "float16"]),
-       st.sampled_from([(48, 64), (96, 48), (300, 48), (576, 1536), (960, 576)]), st.booleans())
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from(["float32", "bfloat16", "float16"]),
+    st.sampled_from([(48, 64), (96, 48), (300, 48), (576, 1536), (960, 576)]),
+    st.booleans(),
+)
 def test_a_row_of_a_product_does_not_depend_on_the_other_rows(seed, dtype, shape, bias):
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, dtype)
-    linear = Linear(torch.randn(shape, generator=generator).to(dtype),
-                    torch.randn(shape[0], generator=generator).to(dtype) if bias else None)
+    linear = Linear(
+        torch.randn(shape, generator=generator).to(dtype),
+        torch.randn(shape[0], generator=generator).to(dtype) if bias else None,
+    )
     plain = F.linear
     x = torch.randn(128, shape[1], generator=generator).to(dtype)
     wanted = plain(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
     linear.pack()
     whole = linear(x)
-    torch.testing.assert_close(whole.double(), wanted, atol=1e-4 if dtype == torch.float32 else 1.0, rtol=0.02)
+    torch.testing.assert_close(
+        whole.double(), wanted, atol=1e-4 if dtype == torch.float32 else 1.0, rtol=0.02
+    )
     for rows in (4, 8, 16, 24, 40, 64, 120):
         order = torch.randperm(128, generator=generator)[:rows]
         assert torch.equal(linear(x[order].contiguous()), whole[order])
 
 
-# ---- the reference attention -----------------------------------------------------------------------------------------
+# ---- the reference attention -------------------------------------------------------------------------------
+
 
 def attention_case(random, heads, groups, size, length, width, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(random.randrange(2 ** 31))
-    q = torch.randn(width, heads, size, generator=generator) * size ** -0.5
+    generator = torch.Generator().manual_seed(random.randrange(2**31))
+    q = torch.randn(width, heads, size, generator=generator) * size**-0.5
     keys = torch.randn(groups, length + width + 8, size, generator=generator).to(dtype)
     values = torch.randn(groups, length + width + 8, size, generator=generator).to(dtype)
     return q, keys, values
@@ -83,10 +99,10 @@ def direct(q, keys, values, length, mask):
     """Softmax attention in float64, written without blocks."""
     width, groups = len(mask), len(keys)
     seen = torch.cat([torch.ones(width, length, dtype=torch.bool), mask], 1)
-    q = q.double().unflatten(1, (groups, -1))                                              # [W, G, R, K]
-    scores = torch.einsum("wgrk,gtk->wgrt", q, keys[:, :length + width].double())
+    q = q.double().unflatten(1, (groups, -1))  # [W, G, R, K]
+    scores = torch.einsum("wgrk,gtk->wgrt", q, keys[:, : length + width].double())
     weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
-    return torch.einsum("wgrt,gtk->wgrk", weights, values[:, :length + width].double()).flatten(1, 2)
+    return torch.einsum("wgrt,gtk->wgrk", weights, values[:, : length + width].double()).flatten(1, 2)
 
 
 def with_ones(values):
@@ -94,21 +110,30 @@ def with_ones(values):
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.randoms(use_true_random=False), st.integers(0, 300), st.integers(4, MAX_WIDTH),
-       st.sampled_from([(4, 4), (4, 2), (9, 3), (8, 1)]), st.sampled_from([8, 16, 64]))
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(0, 300),
+    st.integers(4, MAX_WIDTH),
+    st.sampled_from([(4, 4), (4, 2), (9, 3), (8, 1)]),
+    st.sampled_from([8, 16, 64]),
+)
 def test_tree_attention_is_softmax_attention_over_the_ancestors(random, length, width, heads, size):
     q, keys, values = attention_case(random, *heads, size, length, width)
     parents, depths = random_tree(random, random.randint(1, width))
     mask = mask_of(parents, width)
     depths = torch.tensor(depths + [0] * (width - len(depths)))
-    keys[:, length + width:] = values[:, length + width:] = float("nan")     # beyond the pass: never seen
+    keys[:, length + width :] = values[:, length + width :] = float("nan")  # beyond the pass: never seen
     out = kernels.tree_attention(q, keys, with_ones(values), Layout.of(length, depths, mask))
     torch.testing.assert_close(out.double(), direct(q, keys, values, length, mask), atol=2e-5, rtol=1e-4)
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.randoms(use_true_random=False), st.integers(1, 200), st.integers(2, MAX_WIDTH),
-       st.sampled_from([(4, 4), (4, 2), (9, 3)]))
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(1, 200),
+    st.integers(2, MAX_WIDTH),
+    st.sampled_from([(4, 4), (4, 2), (9, 3)]),
+)
 def test_where_a_key_is_stored_never_changes_a_bit(random, length, nodes, heads):
     """A node's row equals the row of a pass in which its ancestors are already part of the prefix."""
     q, keys, values = attention_case(random, *heads, 16, length, max(nodes, 4))
@@ -123,16 +148,22 @@ def test_where_a_key_is_stored_never_changes_a_bit(random, length, nodes, heads)
         path.insert(0, parents[path[0]])
     sources = torch.tensor([length + p for p in path])
     moved_keys, moved_values = keys.clone(), values.clone()
-    moved_keys[:, length:length + len(path)], moved_values[:, length:length + len(path)] = (
-        keys[:, sources], values[:, sources])
+    moved_keys[:, length : length + len(path)], moved_values[:, length : length + len(path)] = (
+        keys[:, sources],
+        values[:, sources],
+    )
     before = length + len(path) - 1
     rows = 4 if random.random() < 0.5 else 16
     extra = torch.zeros(len(keys), rows + 16, keys.shape[-1])
-    moved_keys = torch.cat([moved_keys[:, :before + 1], extra], 1)
-    moved_values = torch.cat([moved_values[:, :before + 1], with_ones(extra)], 1)
-    alone = q[node:node + 1].expand(rows, -1, -1).contiguous()
-    plain = kernels.tree_attention(alone, moved_keys, moved_values,
-                                   Layout.of(before, torch.zeros(rows, dtype=torch.long), torch.eye(rows).bool()))
+    moved_keys = torch.cat([moved_keys[:, : before + 1], extra], 1)
+    moved_values = torch.cat([moved_values[:, : before + 1], with_ones(extra)], 1)
+    alone = q[node : node + 1].expand(rows, -1, -1).contiguous()
+    plain = kernels.tree_attention(
+        alone,
+        moved_keys,
+        moved_values,
+        Layout.of(before, torch.zeros(rows, dtype=torch.long), torch.eye(rows).bool()),
+    )
     assert torch.equal(plain[0], out[node])
 
 
@@ -150,8 +181,12 @@ def test_padding_rows_touch_nothing_and_rows_may_stand_anywhere(tiny_models, ran
             cache = Cache(model, length + 1 + MAX_WIDTH)
             list(prefill(model, prompt, cache, False))
             padding = width - nodes
-            hidden = model.step(torch.tensor(tokens + [filler] * padding), torch.tensor(depths + [0] * padding),
-                                mask_of(parents, width), cache)
+            hidden = model.step(
+                torch.tensor(tokens + [filler] * padding),
+                torch.tensor(depths + [0] * padding),
+                mask_of(parents, width),
+                cache,
+            )
             outputs.append(model.lm_head(hidden)[:nodes])
         assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
@@ -163,7 +198,7 @@ def test_compaction_moves_rows_in_place_and_in_order(rest, length):
     keys = torch.randn(2, 3, length + 40, 4)
     values, wanted, address = keys.clone() + 1, keys.clone(), keys.data_ptr()
     kernels.compact(keys, values, length, path)
-    wanted[:, :, length:length + len(path)] = wanted[:, :, [length + p for p in path]]
+    wanted[:, :, length : length + len(path)] = wanted[:, :, [length + p for p in path]]
     live = slice(0, length + len(path))
     assert torch.equal(keys[:, :, live], wanted[:, :, live])
     assert torch.equal(values[:, :, live], wanted[:, :, live] + 1)
@@ -171,7 +206,7 @@ def test_compaction_moves_rows_in_place_and_in_order(rest, length):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.integers(1, 9), st.integers(1, 300), st.integers(0, 12), st.integers(0, 2 ** 31), st.booleans())
+@given(st.integers(1, 9), st.integers(1, 300), st.integers(0, 12), st.integers(0, 2**31), st.booleans())
 def test_the_summary_of_a_pass_is_argmax_and_top_k(rows, vocabulary, k, seed, ties):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocabulary, generator=generator)
@@ -183,31 +218,39 @@ def test_the_summary_of_a_pass_is_argmax_and_top_k(rows, vocabulary, k, seed, ti
     assert torch.equal(summary[:, 1], logits.max(-1).values)
     top = logits.topk(k) if k else None
     if k:
-        ids = summary[:, 2:2 + k].long()
+        ids = summary[:, 2 : 2 + k].long()
         assert torch.equal(logits.gather(-1, ids), top.values) and all(len(set(r)) == k for r in ids.tolist())
-        torch.testing.assert_close(summary[:, 2 + k:], top.values.softmax(-1))
+        torch.testing.assert_close(summary[:, 2 + k :], top.values.softmax(-1))
         if not ties:
             assert torch.equal(ids, top.indices)
 
 
-# ---- the CUDA path ---------------------------------------------------------------------------------------------------
+# ---- the CUDA path -----------------------------------------------------------------------------------------
+
 
 @needs_triton
 @settings(deadline=None, max_examples=10)
-@given(st.randoms(use_true_random=False), st.integers(0, 200), st.integers(1, 24),
-       st.sampled_from([(4, 4), (4, 2), (9, 3), (7, 1)]), st.sampled_from([16, 24]),
-       st.sampled_from([torch.float32, torch.float16]))
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(0, 200),
+    st.integers(1, 24),
+    st.sampled_from([(4, 4), (4, 2), (9, 3), (7, 1)]),
+    st.sampled_from([16, 24]),
+    st.sampled_from([torch.float32, torch.float16]),
+)
 def test_the_kernel_computes_the_reference_attention(random, length, width, heads, size, dtype):
     q, keys, values = attention_case(random, *heads, size, length, width, dtype)
     parents, depths = random_tree(random, random.randint(1, width))
     mask = mask_of(parents, width)
     depths = torch.tensor(depths + [0] * (width - len(depths)))
-    q = q.to(dtype).float()                       # the kernel takes queries in the keys' dtype
-    keys[:, length + width:] = values[:, length + width:] = float("nan")
+    q = q.to(dtype).float()  # the kernel takes queries in the keys' dtype
+    keys[:, length + width :] = values[:, length + width :] = float("nan")
     device = "cuda" if CUDA else "cpu"
     layout = DeviceLayout.of(torch.tensor([length], device=device), depths.to(device), mask.to(device))
     out = kernels.device_tree_attention(q.to(device), keys.to(device), values.to(device), layout).cpu()
-    tolerance = 2e-5 if dtype == torch.float32 else 5e-3        # float16 rounds the weights before the second product
+    tolerance = (
+        2e-5 if dtype == torch.float32 else 5e-3
+    )  # float16 rounds the weights before the second product
     torch.testing.assert_close(out.double(), direct(q, keys, values, length, mask), atol=tolerance, rtol=1e-3)
 
 
@@ -220,8 +263,11 @@ def test_the_kernel_gives_a_row_the_same_bits_wherever_its_keys_are_stored(rando
     parents, depths = random_tree(random, width)
     device = "cuda" if CUDA else "cpu"
     keys, values, q = keys.to(device), values.to(device), q.to(device)
-    layout = DeviceLayout.of(torch.tensor([length], device=device), torch.tensor(depths, device=device),
-                             mask_of(parents, width).to(device))
+    layout = DeviceLayout.of(
+        torch.tensor([length], device=device),
+        torch.tensor(depths, device=device),
+        mask_of(parents, width).to(device),
+    )
     out = kernels.device_tree_attention(q, keys, values, layout)
     node = random.randrange(width)
     path = [node]
@@ -229,11 +275,15 @@ def test_the_kernel_gives_a_row_the_same_bits_wherever_its_keys_are_stored(rando
         path.insert(0, parents[path[0]])
     moved_keys, moved_values = keys.clone(), values.clone()
     sources = torch.tensor([length + p for p in path], device=device)
-    moved_keys[:, length:length + len(path)], moved_values[:, length:length + len(path)] = (
-        keys[:, sources], values[:, sources])
-    alone = DeviceLayout.of(torch.tensor([length + len(path) - 1], device=device),
-                            torch.zeros(width, dtype=torch.long, device=device),
-                            torch.eye(width, device=device).bool())
+    moved_keys[:, length : length + len(path)], moved_values[:, length : length + len(path)] = (
+        keys[:, sources],
+        values[:, sources],
+    )
+    alone = DeviceLayout.of(
+        torch.tensor([length + len(path) - 1], device=device),
+        torch.zeros(width, dtype=torch.long, device=device),
+        torch.eye(width, device=device).bool(),
+    )
     moved = torch.zeros_like(q)
     moved[0] = q[node]
     assert torch.equal(kernels.device_tree_attention(moved, moved_keys, moved_values, alone)[0], out[node])
@@ -251,8 +301,10 @@ def test_the_device_path_decodes_the_same_tokens(tiny_models, device_path):
     """Greedy and Goose, through fixed-width passes over static buffers."""
     for model in tiny_models["float32"]:
         prompt = [5, 6, 7, 8] * 3
-        tokens = {method: tokens_of(generate(model, prompt, Drafter(Settings(method=method, width=12)), 10))
-                  for method in ("greedy", "goose")}
+        tokens = {
+            method: tokens_of(generate(model, prompt, Drafter(Settings(method=method, width=12)), 10))
+            for method in ("greedy", "goose")
+        }
         assert tokens["greedy"] == tokens["goose"]
 
 
@@ -267,8 +319,18 @@ def test_a_device_pass_reuses_its_buffers(tiny_models, device_path):
         depths = list(range(len(tokens)))
         scorer(tokens, depths, lambda width: torch.ones(width, width).tril().bool())
         cache.commit([0])
-        now = [t.data_ptr() for t in (scorer.buffer, scorer.host, scorer.logits, scorer.summary, cache.keys,
-                                      cache.values, cache.length_1)]
+        now = [
+            t.data_ptr()
+            for t in (
+                scorer.buffer,
+                scorer.host,
+                scorer.logits,
+                scorer.summary,
+                cache.keys,
+                cache.values,
+                cache.length_1,
+            )
+        ]
         assert addresses in (None, now)
         addresses = now
         assert cache.length_1.item() == cache.length
@@ -287,6 +349,7 @@ def test_a_device_pass_is_one_graph_without_host_synchronisation(tiny_models, de
         def backend(graph, inputs, traced=traced):
             traced.append(graph)
             return graph.forward
+
         torch._dynamo.reset()
         run = torch.compile(scorer.run, fullgraph=True, backend=backend)
         scorer.run()
@@ -294,7 +357,7 @@ def test_a_device_pass_is_one_graph_without_host_synchronisation(tiny_models, de
         scorer.summary.zero_()
         run()
         assert torch.equal(scorer.summary, wanted)
-        cache.commit([0])                   # another length: the same graph
+        cache.commit([0])  # another length: the same graph
         run()
         assert len(traced) == 1
 
@@ -305,6 +368,7 @@ def test_a_failed_capture_warns_once_and_goes_on_without():
 
     def function():
         calls.append(1)
+
     with pytest.warns(UserWarning, match="no CUDA graph") as warned:
         replay = kernels.capture(function)
     replay()

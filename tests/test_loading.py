@@ -1,4 +1,5 @@
 """Checkpoint folders: every form that is read, and one clear line for everything that is wrong with one."""
+
 import json
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def folder(tmp_path):
 def shard(folder, tensors, suffix="safetensors"):
     """Rewrite the folder's weights as two shards with an index."""
     names = sorted(tensors)
-    halves = {1: names[:len(names) // 2], 2: names[len(names) // 2:]}
+    halves = {1: names[: len(names) // 2], 2: names[len(names) // 2 :]}
     stem = "model" if suffix == "safetensors" else "pytorch_model"
     weight_map = {}
     for number, part in halves.items():
@@ -71,7 +72,9 @@ def test_mixed_float_tensors_and_old_buffers_load(folder):
 def test_dtype_auto_is_the_checkpoints_own(tmp_path):
     for key, name in (("dtype", "bfloat16"), ("torch_dtype", "float16"), ("torch_dtype", "torch.float32")):
         config = {k: v for k, v in tiny_config().items() if k != "torch_dtype"} | {key: name}
-        assert str(load(write_folder(tmp_path / name, config)).dtype) == "torch." + name.removeprefix("torch.")
+        assert str(load(write_folder(tmp_path / name, config)).dtype) == "torch." + name.removeprefix(
+            "torch."
+        )
     config = {k: v for k, v in tiny_config().items() if k != "torch_dtype"}
     folder = write_folder(tmp_path / "silent", config, random_tensors(config, dtype=torch.bfloat16))
     assert load(folder).dtype == torch.bfloat16
@@ -82,7 +85,10 @@ def test_a_tied_head_may_be_stored_or_not(tmp_path):
     folder = write_folder(tmp_path / "m", config)
     truth = greedy(load(folder), [5, 6, 7])
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
+    save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+        folder / "model.safetensors",
+    )
     assert greedy(load(folder), [5, 6, 7]) == truth
 
 
@@ -99,8 +105,10 @@ def test_missing_surplus_and_misshapen_tensors_are_named(folder):
     refused(saved(tensors | {"model.layers.2.extra": torch.zeros(2)}), "model.layers.2.extra", "does not use")
     refused(saved(tensors | {name: torch.zeros(3, 48)}), name, "[3, 48]", "[64, 48]")
     refused(saved(tensors | {name: tensors[name].to(torch.float8_e4m3fn)}), name, "float8_e4m3fn")
-    refused(saved(tensors | {name: tensors[name].to(torch.float8_e4m3fn),
-                             name + "_scale_inv": torch.ones(1)}), name + "_scale_inv")
+    refused(
+        saved(tensors | {name: tensors[name].to(torch.float8_e4m3fn), name + "_scale_inv": torch.ones(1)}),
+        name + "_scale_inv",
+    )
     refused(saved(tensors | {name: tensors[name].to(torch.int8)}), name, "int8")
     refused(saved(tensors | {"model.norm.weight": tensors["model.norm.weight"].double()}), "float64")
 
@@ -159,7 +167,8 @@ def test_devices_and_dtypes_that_are_none(folder):
     refused(lambda: load(folder), "float8_e4m3fn", "--dtype")
 
 
-# ---- the Hub ---------------------------------------------------------------------------------------------------------
+# ---- the Hub -----------------------------------------------------------------------------------------------
+
 
 def test_hub_errors_say_what_to_do(monkeypatch):
     import huggingface_hub
@@ -168,6 +177,7 @@ def test_hub_errors_say_what_to_do(monkeypatch):
     def failing(error):
         def snapshot_download(*args, **kwargs):
             raise error
+
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
         return lambda: find("acme/model", "v1")
 
@@ -180,8 +190,11 @@ def test_hub_errors_say_what_to_do(monkeypatch):
         except TypeError:
             return kind("hf_secret", response)
 
-    cases = {errors.GatedRepoError: "accept its licence", errors.RepositoryNotFoundError: "neither a local folder",
-             errors.RevisionNotFoundError: "no revision 'v1'"}
+    cases = {
+        errors.GatedRepoError: "accept its licence",
+        errors.RepositoryNotFoundError: "neither a local folder",
+        errors.RevisionNotFoundError: "no revision 'v1'",
+    }
     for kind, says in cases.items():
         refused(failing(build(kind)), "acme/model", says)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -196,15 +209,23 @@ def test_hub_errors_say_what_to_do(monkeypatch):
 def offline(tmp_path, *arguments):
     """The command line with an empty or hand-made Hub cache, offline."""
     import os
+
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     environment.pop("HF_HUB_CACHE", None)
-    return subprocess.run([sys.executable, "goose.py", "--prompt", "def f", "--max-new-tokens", "3", *arguments],
-                          cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "goose.py", "--prompt", "def f", "--max-new-tokens", "3", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_offline_uses_a_complete_snapshot_and_refuses_less(tmp_path):
     absent = offline(tmp_path, "--weights", "acme/absent-model")
-    assert absent.returncode == 2 and "HF_HUB_OFFLINE is set" in absent.stderr and absent.stderr.count("\n") == 1
+    assert (
+        absent.returncode == 2 and "HF_HUB_OFFLINE is set" in absent.stderr and absent.stderr.count("\n") == 1
+    )
     repo = tmp_path / "home/hub/models--acme--tiny"
     snapshot = repo / "snapshots/0123456789012345678901234567890123456789"
     (repo / "refs").mkdir(parents=True)
@@ -222,11 +243,13 @@ def test_offline_uses_a_complete_snapshot_and_refuses_less(tmp_path):
 
 def test_only_needed_files_are_asked_for(monkeypatch, folder):
     import huggingface_hub
+
     asked = []
 
     def snapshot_download(name, revision, allow_patterns):
         asked.append(allow_patterns)
         return str(folder)
+
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert find("acme/model") == folder and asked == [module.HUB_FILES + module.SAFETENSORS]
     (folder / "model.safetensors").unlink()

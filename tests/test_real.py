@@ -1,4 +1,5 @@
 """A real checkpoint (135M parameters, Llama architecture), where GOOSE_TEST_WEIGHTS names its folder."""
+
 import json
 import shutil
 
@@ -10,8 +11,13 @@ from model import Stream, Tokenizer, load
 from tests.test_goose import greedy, tokens_of
 
 COLOURS = "red green blue red green blue red green blue red green"
-PROMPTS = ["def fibonacci(n):", COLOURS, "The capital of France is", "# Sort a list of words by length.\n",
-           "Question: Anna has 3 apples and buys 5 more. How many has she?\n\nAnswer: Let me solve step by step.\n"]
+PROMPTS = [
+    "def fibonacci(n):",
+    COLOURS,
+    "The capital of France is",
+    "# Sort a list of words by length.\n",
+    "Question: Anna has 3 apples and buys 5 more. How many has she?\n\nAnswer: Let me solve step by step.\n",
+]
 WORDS = "Repeat exactly: one two three. one two three. one two three."
 
 
@@ -29,8 +35,14 @@ def test_greedy_tokens_are_those_of_transformers(real_folder, real_model, tokeni
     oracle = transformers.AutoModelForCausalLM.from_pretrained(real_folder, dtype=torch.float32).eval()
     for prompt in PROMPTS[:2]:
         row = torch.tensor([tokenizer.encode(prompt)])
-        wanted = oracle.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=128, do_sample=False,
-                                 eos_token_id=None, pad_token_id=0)[0, row.shape[1]:].tolist()
+        wanted = oracle.generate(
+            row,
+            attention_mask=torch.ones_like(row),
+            max_new_tokens=128,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, row.shape[1] :].tolist()
         assert greedy(real_model, row[0].tolist(), 128) == wanted
 
 
@@ -54,8 +66,10 @@ def test_known_continuations(real_model, tokenizer):
         wanted = [4461] + [2654] * (limit - 1)
         for method in METHODS:
             assert tokens_of(generate(real_model, ids, Drafter(Settings(method=method)), limit)) == wanted
-    for text, start in (("Hello", [29, 1717, 29, 2759, 29, 5476, 29, 1766]),
-                        ("\n", [29, 378, 476, 49, 18, 314, 253, 2244])):
+    for text, start in (
+        ("Hello", [29, 1717, 29, 2759, 29, 5476, 29, 1766]),
+        ("\n", [29, 378, 476, 49, 18, 314, 253, 2244]),
+    ):
         assert greedy(real_model, tokenizer.encode(text), 8) == start
     assert tokenizer.decode(greedy(real_model, tokenizer.encode("The capital of France is"), 1)) == " Paris"
 

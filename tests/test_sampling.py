@@ -1,4 +1,5 @@
 """Sampling: the text depends on the seed alone, and its distribution is the model's own."""
+
 import math
 
 import pytest
@@ -10,8 +11,13 @@ import kernels
 from goose import METHODS, Drafter, Sampling, Settings, choose, generate
 from tests.test_goose import EXACT, MODELS, PROMPTS, Arbitrary, greedy, tokens_of
 
-SAMPLINGS = st.builds(Sampling, st.floats(0.05, 3), st.sampled_from([0, 1, 5, 40, 100]), st.floats(0.05, 1),
-                      st.integers(0, 2 ** 40))
+SAMPLINGS = st.builds(
+    Sampling,
+    st.floats(0.05, 3),
+    st.sampled_from([0, 1, 5, 40, 100]),
+    st.floats(0.05, 1),
+    st.integers(0, 2**40),
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -31,7 +37,7 @@ def filtered(logits: list[float], sampling: Sampling) -> list[float]:
     weights = [math.exp((x - largest) / sampling.temperature) for x in logits]
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
     if sampling.top_k:
-        order = order[:sampling.top_k]
+        order = order[: sampling.top_k]
     total, kept, mass = sum(weights[i] for i in order), [], 0.0
     for i in order:
         if mass >= sampling.top_p:
@@ -47,11 +53,19 @@ def draws(logits: torch.Tensor, sampling: Sampling, count: int) -> list[int]:
     return choose(rows, kernels.summarize(rows, 0).tolist(), range(count), sampling)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=7), Sampling(1.3, top_p=0.8),
-                                      Sampling(2.0, 20, 0.9, seed=5), Sampling(0.2)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1.0),
+        Sampling(0.7, top_k=7),
+        Sampling(1.3, top_p=0.8),
+        Sampling(2.0, 20, 0.9, seed=5),
+        Sampling(0.2),
+    ],
+)
 def test_frequencies_are_the_filtered_distributions(sampling):
-    """Chi-square over 20,000 positions. With d degrees of freedom its mean is d and its deviation sqrt(2 d); five
-    deviations are passed by chance less than once in ten thousand runs, and the seed is fixed."""
+    """Chi-square over 20,000 positions. With d degrees of freedom its mean is d and its deviation sqrt(2 d);
+    five deviations are passed by chance less than once in ten thousand runs, and the seed is fixed."""
     logits = torch.randn(64, generator=torch.Generator().manual_seed(3)) * 2
     count, wanted = 20_000, filtered(logits.tolist(), sampling)
     seen = torch.bincount(torch.tensor(draws(logits, sampling, count)), minlength=64).tolist()
@@ -68,9 +82,16 @@ def test_a_model_samples_from_its_own_next_token_distribution(tiny_models):
     from collections import Counter
 
     from model import Cache, prefill
+
     model, sampling = tiny_models["float32"][0], Sampling(1.0, top_k=3)
-    texts = [tuple(tokens_of(generate(model, [5, 6, 7], Drafter(Settings()), 2,
-                                      sampling=Sampling(1.0, 3, 1.0, seed)))) for seed in range(1500)]
+    texts = [
+        tuple(
+            tokens_of(
+                generate(model, [5, 6, 7], Drafter(Settings()), 2, sampling=Sampling(1.0, 3, 1.0, seed))
+            )
+        )
+        for seed in range(1500)
+    ]
     first = Counter(text[0] for text in texts).most_common(1)[0][0]
     second = Counter(text[1] for text in texts if text[0] == first)
     cache = Cache(model, 160)
@@ -82,20 +103,25 @@ def test_a_model_samples_from_its_own_next_token_distribution(tiny_models):
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.integers(1, 60), st.integers(0, 2 ** 31), SAMPLINGS)
+@given(st.integers(1, 60), st.integers(0, 2**31), SAMPLINGS)
 def test_only_filtered_tokens_are_drawn_and_a_row_does_not_see_the_others(rows, seed, sampling):
     logits = torch.randn(rows, 30, generator=torch.Generator().manual_seed(seed)) * 3
     summary = kernels.summarize(logits, 0).tolist()
     chosen = choose(logits, summary, range(rows), sampling)
     for i, token in enumerate(chosen):
         assert filtered(logits[i].tolist(), sampling)[token] > 0
-        assert choose(logits[i:i + 1], summary[i:i + 1], [i], sampling) == [token]
+        assert choose(logits[i : i + 1], summary[i : i + 1], [i], sampling) == [token]
 
 
 def test_temperature_0_is_greedy_and_bad_values_are_refused():
     logits = torch.tensor([[0.0, 3.0, 3.0]])
     assert choose(logits, kernels.summarize(logits, 0).tolist(), [0], Sampling()) == [1]
-    for bad in ({"temperature": -0.1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1},
-                {"temperature": float("nan")}):
+    for bad in (
+        {"temperature": -0.1},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"temperature": float("nan")},
+    ):
         with pytest.raises(ValueError):
             Sampling(**bad)

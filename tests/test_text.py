@@ -1,4 +1,5 @@
 """Text in, text out: BOS, special tokens, chat templates, stop ids, and streaming whole characters only."""
+
 import json
 
 import pytest
@@ -10,17 +11,22 @@ from tokenizers import Tokenizer as Backend
 from model import LoadError, Stream, Tokenizer
 from tests.conftest import byte_tokenizer, tiny_config, write_folder
 
-TEXTS = st.one_of(st.text(max_size=30), st.text(alphabet="🦆こんにちは日本語e\u0301\u0308é👩‍👩‍👧 \n\ufffdabc", max_size=30))
+TEXTS = st.one_of(
+    st.text(max_size=30), st.text(alphabet="🦆こんにちは日本語e\u0301\u0308é👩‍👩‍👧 \n\ufffdabc", max_size=30)
+)
 
 
 def metaspace() -> Backend:
     """Llama 2's kind: SentencePiece pieces with byte fallback, whose decoder strips the first space."""
     words = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
     words += ["▁", "H", "e", "l", "o", "w", "r", "d", "i", "s", "▁Hello", "▁world", "▁is"]
-    tokenizer = Backend(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer = Backend(
+        models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     return tokenizer
 
@@ -28,8 +34,10 @@ def metaspace() -> Backend:
 @pytest.fixture(scope="module")
 def tokenizers_(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
-    return [Tokenizer(write_folder(folder / str(i), tiny_config(), tokenizer=backend))
-            for i, backend in enumerate((byte_tokenizer(), metaspace()))]
+    return [
+        Tokenizer(write_folder(folder / str(i), tiny_config(), tokenizer=backend))
+        for i, backend in enumerate((byte_tokenizer(), metaspace()))
+    ]
 
 
 def streamed(tokenizer, ids, after, sizes=None):
@@ -42,7 +50,8 @@ def streamed(tokenizer, ids, after, sizes=None):
 @settings(deadline=None, max_examples=300)
 @given(data=st.data(), which=st.integers(0, 1))
 def test_streamed_text_is_the_decoded_text_for_any_tokens(tokenizers_, data, which):
-    """For byte-level tokenizers also the backend's; a byte-fallback one garbles a whole run for one bad byte."""
+    """For byte-level tokenizers also the backend's; a byte-fallback one garbles a whole run for one bad
+    byte."""
     tokenizer = tokenizers_[which]
     size = tokenizer.backend.get_vocab_size()
     ids = data.draw(st.lists(st.integers(0, size + 5), max_size=40))
@@ -104,7 +113,8 @@ def test_ids_beyond_the_vocabulary_are_silent(tokenizers_):
     assert tokenizer.decode([*a, 4000, *b]) == "ab"
 
 
-# ---- BOS, special tokens, chat ---------------------------------------------------------------------------------------
+# ---- BOS, special tokens, chat -----------------------------------------------------------------------------
+
 
 def with_bos(folder, settings=None):
     backend = byte_tokenizer()
@@ -115,8 +125,11 @@ def with_bos(folder, settings=None):
 def test_there_is_exactly_one_bos(tmp_path):
     template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
     tokenizer = with_bos(tmp_path / "m", {"bos_token": {"content": "<s>"}, "chat_template": template})
-    for ids in (tokenizer.encode("hi"), tokenizer.encode("<s>hi"),
-                tokenizer.encode_chat([{"role": "user", "content": "hi"}])):
+    for ids in (
+        tokenizer.encode("hi"),
+        tokenizer.encode("<s>hi"),
+        tokenizer.encode_chat([{"role": "user", "content": "hi"}]),
+    ):
         assert ids.count(0) == 1 and ids[0] == 0 and tokenizer.decode(ids) == "hi"
     assert tokenizer.encode("") == [0]
 
@@ -130,17 +143,24 @@ def test_special_tokens_in_a_prompt_are_special(tokenizers_):
 def test_chat_templates_come_from_either_file_and_run_in_a_sandbox(tmp_path):
     folder = tmp_path / "m"
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    body = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
-    for settings_, file in (({"chat_template": body}, None), ({}, body),
-                            ({"chat_template": [{"name": "default", "template": body}]}, None)):
+    body = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    body += "{% if add_generation_prompt %}[a]{% endif %}"
+    for settings_, file in (
+        ({"chat_template": body}, None),
+        ({}, body),
+        ({"chat_template": [{"name": "default", "template": body}]}, None),
+    ):
         tokenizer = Tokenizer(write_folder(folder, tiny_config(), settings={"eos_token": "</s>"} | settings_))
         if file:
             (folder / "chat_template.jinja").write_text(file)
             tokenizer = Tokenizer(folder)
         assert tokenizer.decode(tokenizer.encode_chat(messages)) == "[system]be brief[user]hi[a]"
         (folder / "chat_template.jinja").unlink(missing_ok=True)
-    for bad in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ raise_exception('roles must alternate') }}",
-                "{% for %}"):
+    for bad in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{% for %}",
+    ):
         tokenizer = Tokenizer(write_folder(folder, tiny_config(), settings={"chat_template": bad}))
         with pytest.raises(LoadError, match="chat template failed"):
             tokenizer.encode_chat(messages)
@@ -155,15 +175,18 @@ def test_the_template_may_be_dated_and_dump_json(tmp_path):
     assert text == '4[{"role": "user", "content": "hi <é>"}]'
 
 
-@pytest.mark.parametrize("generation, config, settings_, wanted", [
-    ({"eos_token_id": 5}, 6, "</s>", {5}),
-    ({"eos_token_id": [5, 7]}, 6, "</s>", {5, 7}),
-    (None, 6, "</s>", {6}),
-    ({"eos_token_id": None}, [6, 8], "</s>", {6, 8}),
-    (None, None, "</s>", {1}),
-    (None, None, {"content": "</s>"}, {1}),
-    (None, None, None, set()),
-])
+@pytest.mark.parametrize(
+    "generation, config, settings_, wanted",
+    [
+        ({"eos_token_id": 5}, 6, "</s>", {5}),
+        ({"eos_token_id": [5, 7]}, 6, "</s>", {5, 7}),
+        (None, 6, "</s>", {6}),
+        ({"eos_token_id": None}, [6, 8], "</s>", {6, 8}),
+        (None, None, "</s>", {1}),
+        (None, None, {"content": "</s>"}, {1}),
+        (None, None, None, set()),
+    ],
+)
 def test_stop_ids_come_from_the_first_place_that_names_them(tmp_path, generation, config, settings_, wanted):
     folder = write_folder(tmp_path / "m", tiny_config(eos_token_id=config), settings={"eos_token": settings_})
     if generation:

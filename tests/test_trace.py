@@ -1,10 +1,10 @@
 """The trace page and the terminal's tree: they show the run that was, and no text can break them."""
+
 import json
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from trace import PAGE, label, page, page_data, show
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +13,50 @@ from hypothesis import strategies as st
 from goose import Cycle, Draft, Drafter, Settings, Totals, generate
 from model import Tokenizer, load
 from sources import Match
+from trace import PAGE, label, page, page_data, show
 from tree import BRANCH, SPINE, Tree
 
 AWKWARD = [
-    "</script>", "</SCRIPT >", "<!--", "-->", "<script>", "]]>", "@DATA@", "<b>x</b>", "&amp;", "&lt;",
-    "\\u003c", "'", '"', "\\", " ", " " * 60, "\n", "\r", "\n\n    ", "\t", "\0", "\x1b[31m", "\x7f", "\x85",
-    "\xa0", "\u2028", "\u2029", "\u200b", "\u202e", "\ufeff", "\ufffd", "\u0301", "é", "日本語", "العربية",
-    "🦆", "👩\u200d👩\u200d👧", "a_rather_long_identifier_that_fits_no_box", "x"]
+    "</script>",
+    "</SCRIPT >",
+    "<!--",
+    "-->",
+    "<script>",
+    "]]>",
+    "@DATA@",
+    "<b>x</b>",
+    "&amp;",
+    "&lt;",
+    "\\u003c",
+    "'",
+    '"',
+    "\\",
+    " ",
+    " " * 60,
+    "\n",
+    "\r",
+    "\n\n    ",
+    "\t",
+    "\0",
+    "\x1b[31m",
+    "\x7f",
+    "\x85",
+    "\xa0",
+    "\u2028",
+    "\u2029",
+    "\u200b",
+    "\u202e",
+    "\ufeff",
+    "\ufffd",
+    "\u0301",
+    "é",
+    "日本語",
+    "العربية",
+    "🦆",
+    "👩\u200d👩\u200d👧",
+    "a_rather_long_identifier_that_fits_no_box",
+    "x",
+]
 TEXTS = st.one_of(st.sampled_from(AWKWARD), st.text(min_size=1, max_size=12))
 
 
@@ -42,8 +79,11 @@ def drawn_cycles(draw, vocabulary: int):
     size = draw(st.integers(1, 40))
     tree = Tree.rooted(draw(st.integers(0, vocabulary - 1)))
     for node in range(1, size):
-        tree.add(draw(st.integers(max(0, node - draw(st.sampled_from([1, 4, 40]))), node - 1)),
-                 draw(st.integers(0, vocabulary - 1)), draw(st.sampled_from([SPINE, BRANCH])))
+        tree.add(
+            draw(st.integers(max(0, node - draw(st.sampled_from([1, 4, 40]))), node - 1)),
+            draw(st.integers(0, vocabulary - 1)),
+            draw(st.sampled_from([SPINE, BRANCH])),
+        )
     path = [0]
     while (below := [node for node in range(size) if tree.parents[node] == path[-1]]) and draw(st.booleans()):
         path.append(draw(st.sampled_from(below)))
@@ -52,8 +92,13 @@ def drawn_cycles(draw, vocabulary: int):
     cut = draw(st.integers(1, len(tokens)))
     estimates = draw(st.one_of(st.just([]), st.lists(st.floats(0, 1), min_size=size, max_size=size)))
     match = draw(st.sampled_from([Match(), Match((0,), True, 0), Match((0, 0, 0), False, 1)]))
-    return Cycle(Draft(tree, SPINE, match, estimates), path, tokens[:cut], origins[:cut],
-                 {"draft": 0.001, "model": draw(st.floats(0, 9)), "commit": 0.0})
+    return Cycle(
+        Draft(tree, SPINE, match, estimates),
+        path,
+        tokens[:cut],
+        origins[:cut],
+        {"draft": 0.001, "model": draw(st.floats(0, 9)), "commit": 0.0},
+    )
 
 
 @st.composite
@@ -89,6 +134,7 @@ class Elements(HTMLParser):
 
 # ---- the data ----------------------------------------------------------------------------------------------
 
+
 @settings(deadline=None, max_examples=200)
 @given(run=runs(), note=TEXTS)
 def test_the_page_holds_the_run_whatever_the_texts(run, note):
@@ -113,8 +159,11 @@ def test_the_page_holds_the_run_whatever_the_texts(run, note):
         assert (stored["path"], stored["emitted"]) == (cycle.path, cycle.tokens)
         assert (stored["route"], stored["origins"]) == (cycle.draft.route, cycle.origins)
         assert stored["estimates"] == pytest.approx(cycle.draft.estimates, rel=0.005)
-        assert (stored["origin"], stored["copied"], stored["consensus"]) == (match.origin, len(match.tokens),
-                                                                            match.consensus)
+        assert (stored["origin"], stored["copied"], stored["consensus"]) == (
+            match.origin,
+            len(match.tokens),
+            match.consensus,
+        )
         assert stored["seconds"] == pytest.approx(cycle.seconds, abs=1e-6)
 
 
@@ -153,6 +202,7 @@ def test_the_page_of_a_real_run_is_small(tiny_folder, tokenizer):
 
 # ---- the terminal ------------------------------------------------------------------------------------------
 
+
 @settings(deadline=None, max_examples=300)
 @given(cycle=drawn_cycles(1), text=st.text(st.characters(exclude_characters="├│└─"), max_size=8))
 def test_the_terminals_tree_can_be_read_back(cycle, text):
@@ -167,10 +217,11 @@ def test_the_terminals_tree_can_be_read_back(cycle, text):
     drawn = show(cycle, tokenizer, True).translate(str.maketrans("├│└─", "||`-"))
     assert drawn.encode("ascii", "backslashreplace").decode() == plain
 
-    parents, strokes, marked, latest = {}, {}, [], {}      # latest: the last node seen at each indent
+    parents, strokes, marked, latest = {}, {}, [], {}  # latest: the last node seen at each indent
     for line in plain.splitlines()[1:]:
         mark, indent, quoted, rest = re.fullmatch(
-            r"([* ]) ((?:\|  |   )*(?:\|- |`- )?)('.*'|\".*\") ((?:root|spine|branch).*)", line).groups()
+            r"([* ]) ((?:\|  |   )*(?:\|- |`- )?)('.*'|\".*\") ((?:root|spine|branch).*)", line
+        ).groups()
         node, depth = int(quoted[1:].split(":")[0]), len(indent) // 3
         parents[node] = latest.get(0 if depth == 0 else depth - 1, -1)
         latest[depth], strokes[node] = node, indent[-3:]
@@ -179,9 +230,10 @@ def test_the_terminals_tree_can_be_read_back(cycle, text):
         source, *estimate = rest.split()
         assert source == tree.sources[node]
         assert [float(number) for number in estimate] == pytest.approx(
-            cycle.draft.estimates[node:node + 1], rel=0.05)
+            cycle.draft.estimates[node : node + 1], rel=0.05
+        )
     assert [parents[node] for node in range(len(tree))] == tree.parents
-    for node, stroke in strokes.items():      # the last of siblings, and no other, ends their parent's line
+    for node, stroke in strokes.items():  # the last of siblings, and no other, ends their parent's line
         last = [other for other in parents if parents[other] == parents[node]][-1]
         assert stroke in ("", "`- " if node == last else "|- ")
     assert len(plain.splitlines()) == 1 + len(tree)
@@ -304,10 +356,11 @@ def awkward_run():
         bushy.add(i // 3, i % count, BRANCH)
     return prompt, [
         Cycle(Draft(Tree.rooted(3), "prefill"), [0], [4], ["prefill"], {"model": 0.5}),
-        cycle(spine_with(27, 100), 60, Match((1,) * 20, True, 4), (0.97 ** i for i in range(128))),
+        cycle(spine_with(27, 100), 60, Match((1,) * 20, True, 4), (0.97**i for i in range(128))),
         cycle(spine_with(119, 8), 3, Match((1,) * 8, False, 30)),
         cycle(bushy, 4, estimates=(1 / (i + 1) for i in range(128))),
-        cycle(Tree.rooted(3), 0)]
+        cycle(Tree.rooted(3), 0),
+    ]
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
@@ -322,11 +375,27 @@ def test_the_page_works_in_a_browser(tmp_path, size, dark):
     file = tmp_path / "page.html"
     file.write_text(text.replace("<head>", "<head>" + WATCH).replace("</body>", CHECK + "</body>"), "ascii")
     dumped = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={size}",
-         f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=20000",
-         "--dump-dom", f"{file.as_uri()}#cycle=2"], capture_output=True, encoding="utf-8", timeout=300).stdout
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={size}",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            f"{file.as_uri()}#cycle=2",
+        ],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    ).stdout
     result = Elements(dumped).html
     assert "data-seen" in result, dumped[-2000:]
     seen = json.loads(result["data-seen"])
@@ -337,7 +406,7 @@ def test_the_page_works_in_a_browser(tmp_path, size, dark):
     assert (seen["click"], seen["slider"], seen["browserKeys"]) == (3, 1, 1)
     assert (seen["fragment"], seen["playing"], seen["played"]) == (2, "Pause", 4)
     for tree, cycle in zip(seen["trees"], cycles, strict=True):
-        nodes = len(cycle.draft.tree) + 1                       # and the model's own token
+        nodes = len(cycle.draft.tree) + 1  # and the model's own token
         assert (tree["nodes"], tree["edges"], tree["listed"]) == (nodes, nodes - 1, nodes)
         assert tree["accepted"] == len(cycle.path) + 1
         assert tree["rows"] == (SPINE in cycle.draft.tree.sources)
