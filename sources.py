@@ -161,7 +161,7 @@ class AcceptanceAverage:
 # seen often, a prior speaks: constants below, which were read off runs on the development prompts and which a
 # few dozen observations outweigh.
 #
-#     kind of a context candidate: (length of the match, consensus, the table's word, newest or earliest match)
+#     kind of a context candidate: (length of the match, consensus, the table's word, newest or earliest)
 #     kind of a table candidate:   (tier, rank, score, does the context name another token)
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 20, 32)  # stretches of match length, in tokens

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goose import METHODS, Draft, Drafter, GenerationError, Sampling, Settings, Totals, generate
+from goose import METHODS, Draft, Drafter, GenerationError, Sampling, Settings, Totals, drafter_for, generate
 from model import ARCHITECTURES, Cache
 from tree import BRANCH, SPINE, Tree
 
@@ -77,18 +77,21 @@ def test_every_method_gives_greedy_decodings_tokens(tiny_models, data, which, dt
     }
     chosen = Settings(
         method=method,
-        width=data.draw(st.integers(1, 128), "width"),
+        tree=data.draw(st.sampled_from(["best", "spine"]), "tree"),
+        width=data.draw(st.integers(0, 128), "width"),
         budget=data.draw(st.integers(1, 100), "budget"),
         rho=data.draw(st.floats(0, 1), "rho"),
         max_depth=data.draw(st.integers(1, 9), "depth"),
         **flags,
     )
+    curve = data.draw(st.sampled_from([None, {4: 1.0, 16: 1.2, 64: 2.0}, {4: 1.0, 8: 3.0}]), "curve")
     most = data.draw(st.integers(1, 40), "limit")
     stops = data.draw(st.frozensets(st.integers(0, 63), max_size=4), "stops")
     model, totals = tiny_models[dtype][which], Totals()
-    for cycle in generate(model, prompt, Drafter(chosen), most, stops):
+    drafter = drafter_for(chosen, curve)
+    for cycle in generate(model, prompt, drafter, most, stops):
         totals.add(cycle)
-        assert len(cycle.draft.tree) <= max(chosen.width, 1)
+        assert len(cycle.draft.tree) <= drafter.width
         assert len(cycle.tokens) == len(cycle.origins)
     truth = greedy(model, prompt, most)
     end = next((i + 1 for i, token in enumerate(truth) if token in stops), most)
@@ -117,7 +120,8 @@ def test_the_state_a_run_leaves_is_that_of_plain_decoding(tiny_models, data, whi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cache, "__init__", remember)
         truth = greedy(model, prompt)
-        drafter = Drafter(Settings(width=data.draw(st.integers(2, 64))))
+        tree = data.draw(st.sampled_from(["best", "spine"]))
+        drafter = drafter_for(Settings(tree=tree, width=data.draw(st.integers(2, 64))))
         runs.append(tokens_of(generate(model, prompt, drafter, 24)))
         arbitrary = Arbitrary(data, truth, 20)
         runs.append(tokens_of(generate(model, prompt, arbitrary, 24)))

@@ -1,0 +1,149 @@
+"""The two sources, against definitions that read the whole text every time."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sources import (
+    AcceptanceAverage,
+    AdjacencyTable,
+    Candidates,
+    ContextMatcher,
+    Match,
+    confidence_of,
+)
+
+TEXTS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def occurrences(text: list[int], gram: list[int]) -> list[int]:
+    """Positions after every occurrence of `gram` that has a token after it."""
+    return [i + len(gram) for i in range(len(text) - len(gram)) if text[i : i + len(gram)] == gram]
+
+
+@settings(max_examples=400)
+@given(TEXTS, st.lists(st.integers(0, 3), max_size=5), st.data())
+def test_a_match_is_the_earliest_of_the_longest_ngram(text, drafted, data):
+    matcher, at = ContextMatcher(), 0
+    while at < len(text):  # fed in parts of any size
+        size = data.draw(st.integers(1, len(text) - at))
+        matcher.extend(text[at : at + size])
+        at += size
+    whole = text + drafted
+    for n in (5, 4, 3):
+        found = occurrences(text, whole[-n:]) if n <= len(whole) else []
+        if found:
+            after = [text[i] for i in found]
+            wanted = Match(
+                tuple(text[found[0] : found[0] + 20]), len(found) > 1 and len(set(after)) == 1, found[0]
+            )
+            assert matcher.chain(drafted) == wanted
+            assert matcher.places(whole)[0][0] == found[-1] and matcher.places(whole)[-1][0] == found[0]
+            break
+    else:
+        assert matcher.chain(drafted) == Match() and matcher.places(whole) == []
+
+
+@given(TEXTS)
+def test_an_extension_copies_on_from_its_own_end(text):
+    matcher = ContextMatcher()
+    matcher.extend(text)
+    match = matcher.chain()
+    confidence = confidence_of(match)
+    extended = matcher.extended(match, confidence)
+    assert extended[: len(match.tokens)] == list(match.tokens)
+    assert len(extended) < max(int(100 * confidence), len(match.tokens) + 1) + 20
+    if confidence == 0:
+        assert extended == []
+
+
+def test_confidence_is_the_papers_table():
+    def of(length, consensus=False):
+        return confidence_of(Match(tuple(range(length)), consensus))
+
+    assert of(0) == 0 and of(0, True) == 0 and of(3, True) == 1
+    assert of(4) == 0.3 and of(8) == 0.7 and abs(of(14) - 0.8) < 1e-12 and of(20) == 0.9 and of(30) == 0.9
+
+
+def test_the_acceptance_average_is_the_papers():
+    average = AcceptanceAverage()
+    average.observe(0, 0)
+    assert average.value == 0.5
+    average.observe(1, 10)
+    assert abs(average.value - (0.3 * 0.1 + 0.7 * 0.5)) < 1e-12
+    for value, share in ((0.1, 0.15), (0.2, 0.30), (0.39, 0.30), (0.4, 0.50)):
+        assert AcceptanceAverage(value).spine_share(0.0) == share
+        assert AcceptanceAverage(value).spine_share(1.0) == 1.0
+
+
+class TableAgainstDictionary(RuleBasedStateMachine):
+    """The table is a dictionary of the newest entry for each key, bigram before unigram."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.plain = AdjacencyTable(), {}
+
+    @rule(
+        rows=st.lists(
+            st.tuples(st.integers(0, 4), st.none() | st.integers(0, 4), st.integers(0, 99)), max_size=5
+        )
+    )
+    def harvest(self, rows):
+        ids = [[mark, mark + 1] for _, _, mark in rows]
+        self.table.harvest([t for t, _, _ in rows], [b for _, b, _ in rows], ids, [[0.7, 0.3]] * len(rows))
+        for token, before, mark in rows:
+            self.plain[token] = mark
+            if before is not None:
+                self.plain[before, token] = mark
+
+    @invariant()
+    def queries_agree(self):
+        for token in range(5):
+            for before in (None, *range(5)):
+                mark = self.plain.get((before, token), self.plain.get(token))
+                wanted = () if mark is None else ((mark, 0.7), (mark + 1, 0.3))
+                assert self.table.successors(token, before) == wanted
+        assert len(self.table.unigram) + len(self.table.bigram) == len(self.plain)
+
+
+TestTable = TableAgainstDictionary.TestCase
+
+
+def test_without_the_bigram_tier_only_the_token_counts():
+    table = AdjacencyTable(use_bigram=False)
+    table.harvest([1], [0], [[5]], [[1.0]])
+    assert table.bigram == {} and table.successors(1, 3) == table.successors(1, None) == ((5, 1.0),)
+
+
+@settings(max_examples=200)
+@given(TEXTS.filter(bool), st.lists(st.integers(0, 3), max_size=4), st.integers(0, 3), st.integers(0, 10**6))
+def test_candidates_are_distinct_sorted_and_counted(text, drafted, truth, seed):
+    import random
+
+    r, table, matcher = random.Random(seed), AdjacencyTable(), ContextMatcher((4, 3, 2))
+    matcher.extend(text)
+    for token in range(4):
+        for before in (None, r.randrange(4)):
+            table.harvest([token], [before], [r.sample(range(4), 3)], [[0.6, 0.3, 0.1]])
+    candidates = Candidates(matcher, table)
+    found = candidates.after(drafted)
+    tokens, qs = [token for _, token, _, _ in found], [q for q, _, _, _ in found]
+    assert len(set(tokens)) == len(tokens) and qs == sorted(qs, reverse=True) and all(0 < q < 1 for q in qs)
+    whole = text + drafted
+    assert set(t for t, _ in table.successors(whole[-1], whole[-2] if len(whole) > 1 else None)) <= set(
+        tokens
+    )
+    if places := matcher.places(whole):
+        assert text[places[0][0]] in tokens
+    candidates.observe(found, truth)
+    for q, token, _, kind in found:
+        alone = [k for _, _, _, k in found].count(kind) == 1
+        assert not alone or (candidates.q(kind) > q if token == truth else candidates.q(kind) < q)
+
+
+def test_estimates_approach_the_observed_share():
+    candidates, kind = Candidates(ContextMatcher(), AdjacencyTable()), ("bigram", 0, 3, -1)
+    before = candidates.q(kind)
+    for i in range(1000):
+        candidates.observe([(before, 7, "table", kind)], 7 if i % 4 == 0 else 8)
+    assert abs(candidates.q(kind) - 0.25) < 0.01
