@@ -584,12 +584,16 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto") -> Model:
     if device != "cpu" and not (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
         raise LoadError(f"--device {device}: this PyTorch sees no such device (auto, cpu, cuda or cuda:N)")
 
-    with torch.device("meta"):
-        expected = {name: tensor.shape for name, tensor in Model(config).checkpoint().items()}
-    missing = expected.keys() - files.keys()
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=DTYPES[dtype], device=device)  # takes no memory until it is filled
+
+    with torch.inference_mode():
+        model = Model(config, new)
+        expected = set(model.checkpoint())
+    missing = expected - files.keys()
     surplus = {
         name
-        for name in files.keys() - expected.keys()
+        for name in files.keys() - expected
         if not name.endswith("rotary_emb.inv_freq")
         and not (name == "lm_head.weight" and config.tie_word_embeddings)
     }
@@ -599,9 +603,6 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto") -> Model:
         raise LoadError(
             f"{folder}: the weights hold {some(surplus)}, which {config.architecture} does not use"
         )
-
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=DTYPES[dtype], device=device)
 
     def fill(named: dict[str, Tensor], prefix: str = "") -> None:
         for name, target in named.items():
@@ -619,7 +620,6 @@ def load(folder: Path, dtype: str = "auto", device: str = "auto") -> Model:
             target.copy_(source)
 
     with torch.inference_mode():
-        model = Model(config, new)
         fill(model.outer())
         model.lm_head.pack()
         if model.lm_head.packed and config.tie_word_embeddings:

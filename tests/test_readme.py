@@ -46,7 +46,7 @@ def test_the_first_command_runs_on_the_embedded_model():
 
 
 def test_every_command_names_things_that_exist(tmp_path):
-    """Options parse, requirement files and modules exist; weights and prompts of one's own are not checked."""
+    """Options parse, requirement files and modules exist; one's own weights and prompts are not checked."""
     seen = set()
     for command in commands():
         program = next((part for part in command if part.endswith(".py")), None)
