@@ -269,7 +269,7 @@ class BestDrafter:
             size = worthwhile_size(estimates, self.seconds, self.tokens / self.cost)
             tree, estimates = tree.cut(size), estimates[:size]
         route = "plain" if len(tree) == 1 else SPINE if SPINE in tree.sources else BRANCH
-        return Draft(tree, route, estimates=estimates)
+        return Draft(tree, route, self.matcher.newest(), estimates)
 
     def learn(
         self,

@@ -70,6 +70,12 @@ class ContextMatcher:
                 return [(last, same and count > 1), (first, same and count > 1)][: 1 + (first != last)]
         return []
 
+    def newest(self) -> Match:
+        """The newest match of the text's end, which leads the best-first tree's context candidates."""
+        for position, consensus in self.places(self.text)[:1]:
+            return Match(tuple(self.text[position : position + self.max_chain]), consensus, position)
+        return Match()
+
     def extended(self, match: Match, confidence: float, long_match: int = 8, most: int = 100) -> list[int]:
         """Chain extension (Section 4.3): copy on from the end of what is drafted, to int(most * confidence)
         tokens.

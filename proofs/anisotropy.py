@@ -131,7 +131,8 @@ def main() -> None:
     value, widths = one_level(p_s, p_t, drafts)
     flat = {k: float(balanced(p_t, k, drafts)) for k in (1, 3, 5, 10, drafts)}
     print(
-        f"medians p_s = 0.21, p_t = 0.033, B = 60: tau of the best spine tree 1 + {float(value):.3f}, widths {widths}"
+        f"medians p_s = 0.21, p_t = 0.033, B = 60: tau of the best spine tree 1 + {float(value):.3f}, "
+        f"widths {widths}"
     )
     print("    balanced, by k: " + ", ".join(f"{k}: 1 + {v:.3f}" for k, v in flat.items()))
     print(f"{time.time() - started:.1f} s")
