@@ -8,6 +8,7 @@ proposes alternatives for the next token. Section 4.1 and Appendix C.1 of the pa
 """
 
 from bisect import bisect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -169,6 +170,7 @@ class AcceptanceAverage:
 #
 #     kind of a context candidate: (length of the match, consensus, the table's word, newest or earliest)
 #     kind of a table candidate:   (tier, rank, score, does the context name another token)
+#     where neither source knows the last token, the text's own frequent tokens: ("frequent", rank)
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 20, 32)  # stretches of match length, in tokens
 SCORES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
@@ -179,10 +181,20 @@ class Candidates:
     """What may follow a text, from both sources at once, each with the probability q that it is right."""
 
     MAX_MATCH = 32  # tokens over which a match's length is measured
+    RECENT, FREQUENT = 200, 16  # the most frequent of so many newest tokens stand in where nothing is known
 
     def __init__(self, matcher: ContextMatcher, table: AdjacencyTable):
         self.matcher, self.table = matcher, table
         self.counts: dict[tuple, list[float]] = {}
+        self.frequent: tuple[int, list[int]] = (-1, [])  # length of the text, its frequent tokens then
+
+    def stand_ins(self) -> list[int]:
+        """The most frequent of the newest tokens, counted once for each length of the text."""
+        text = self.matcher.text
+        if self.frequent[0] != len(text):
+            common = Counter(text[-self.RECENT :]).most_common(self.FREQUENT)
+            self.frequent = len(text), [token for token, _ in common]
+        return self.frequent[1]
 
     def q(self, kind: tuple) -> float:
         """The estimated probability that a candidate of this kind is right, given that its parent is
@@ -225,6 +237,10 @@ class Candidates:
             if token not in named:
                 kind = (tier, min(rank, 4), bisect(SCORES, score), rival)
                 found.append((self.q(kind), token, "table", kind))
+        if not found:
+            for rank, token in enumerate(self.stand_ins()):
+                kind = ("frequent", rank)
+                found.append((self.q(kind), token, "table", kind))
         found.sort(key=lambda candidate: -candidate[0])
         return found
 
@@ -255,6 +271,8 @@ def prior(kind: tuple) -> float:
         _, length, consensus, agreement, order = kind
         q = CONTEXT_PRIORS["lower" if agreement == "unknown" else agreement][length]
         return (1 - (1 - q) / 3 if consensus else q) * (1.0, 0.3)[order]
+    if kind[0] == "frequent":
+        return max(0.015, 0.08 / (1 + kind[1]) ** 0.7)
     tier, _, score, rival = kind
     return TABLE_PRIORS[tier][score] * (
         1.0 if rival < 0 else 0.4 if rival < 3 else 0.3 if rival < 5 else 0.15

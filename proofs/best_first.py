@@ -8,22 +8,27 @@ is the sum of P over its nodes (the root's P = 1 stands for the bonus token).
 Statement 1. Best first takes, again and again, the node with the largest P among the candidates of the nodes
 already taken. After B nodes no tree of B nodes over the same candidates has a larger expected yield.
 
-Proof. Every q is at most 1, so P(child) <= P(parent). Let S be the B nodes with the largest P of all (an
-older node before a younger one where they are equal). A parent's P is at least its child's, so with a node
-its parent is in S too: S is a tree. A tree of B nodes has the sum of B values of P, so at most the sum of the
-B largest, which S has. And best first takes S in order: as long as not all of S is taken, some node of S has
-its parent taken but not itself, so the largest candidate is at least that node's P, hence one of the largest
-not yet taken. Exchange, in other words: if a tree leaves out a node whose P is larger than that of one of its
-leaves, swapping the two gains the difference.
+Proof. Every q is at most 1, so P(child) <= P(parent). Order all nodes by falling P, parents before children
+where they are equal, and let S be the first B of them (all of them if there are fewer). With a node its
+parent is in S: S is a tree. A tree of B nodes has the sum of B values of P, so at most the sum of the B
+largest, which S has. Best first takes such nodes: of the nodes not yet taken let v be one with the largest P,
+and u the topmost node on the way to v that is not taken. u's parent is taken, so u is a candidate, and
+P(u) >= P(v); so the best candidate attains the largest P of all nodes not yet taken. After B steps the
+taken values of P are the B largest.
+
+Seen as an exchange: if some candidate of a tree has a larger P than one of the tree's leaves, putting it in
+the leaf's place gains the difference, and the result is a tree (the leaf is not the candidate's parent,
+whose P is no smaller).
 
 Statement 2 (Proposition 4). For every budget B the best tree over both sources' candidates yields in
 expectation at least what the context chain alone and the transition tree alone yield, each with all of B.
 Proof. Both are trees of at most B nodes over the same candidates; apply Statement 1 (adding nodes never
 lowers the sum).
 
-What this needs: one q for a candidate, the same whatever else is in the tree. That is so, since q(v) is about
-the model's next token and not about the tree. Where q is an estimate, the statement is about the estimated
-yield.
+What this needs: one q for a candidate, the same whatever else is in the tree. In truth that is so, since
+q(v) is about the model's next token. It is not so in the paper's formula, where a branch counts for less
+beside a spine token; there Proposition 4 is about a family that contains both sources' trees, and a maximum
+over a family is at least each member. Where q is an estimate, all of this is about the estimated yield.
 """
 
 import itertools
@@ -70,19 +75,24 @@ def probability(candidates: Candidates, path: Path_) -> Fraction:
 
 
 def best(candidates: Candidates, budget: int) -> tuple[Tree, Fraction]:
-    """The repository's best-first tree and its expected yield."""
+    """The repository's best-first tree and its expected yield, which is recomputed here: what the builder
+    itself reports is only checked."""
 
     def offers(tree: Tree, node: int) -> list[tuple[int, str, Fraction]]:
         found = enumerate(candidates.get(tuple(tree.path_to(node)), ()))
         return sorted(((token, BRANCH, q) for token, q in found), key=lambda offer: -offer[2])
 
     tree, probabilities = best_first_tree(0, offers, budget)
-    return tree, sum(probabilities, Fraction(0))
+    paths = [tuple(tree.path_to(node)) for node in range(len(tree))]
+    assert len(set(paths)) == len(paths), f"a node was taken twice: {tree}"
+    truth = [probability(candidates, path) for path in paths]
+    assert truth == probabilities, f"{tree} reports {probabilities}, not {truth}"
+    return tree, sum(truth, Fraction(0))
 
 
 def check() -> dict[str, int]:
-    """Statement 1: all candidate trees of two levels over PAIRS, all budgets, all trees. Statement 2: all
-    spines and transition tables over a grid."""
+    """Statement 1: all candidate trees of two levels over PAIRS, all budgets, all trees. Statement 2: one
+    spine and one table of two successors, over a grid of p_s and p_t."""
     optimal = trees = 0
     shapes: dict[tuple, list] = {}
     for pairs in itertools.product(PAIRS, repeat=3):

@@ -10,12 +10,12 @@ that is a path of the tree: the walk goes from a node to the child that carries 
 at most one. If U accepts t1 ... td, that is a path of U, so a path of T, so T accepts at least d tokens. No
 probability was used.
 
-Consequence. A spine tree contains its own spine, a chain, and its own branches, a transition tree. At every
-single step it accepts at least as many tokens as either of those two parts: the paper's bound, exact, for the
-parts it contains.
+Consequence. A spine tree contains its spine, a chain, and the branches at its root with all that grows on
+them, a transition tree. At every single step it accepts at least as many tokens as either of these: the
+paper's bound, exact, for the parts that it contains.
 
 Distinct siblings are needed. With two children of the same token the walk takes the first; if U is the tree
-without the first, U may accept more. The check finds such a pair.
+without the first, U may accept more. The check holds such a pair.
 
 Statement 2 (false). "At the same budget Algorithm 1 accepts, at every step, at least what the context chain
 alone accepts." Algorithm 1 gives the spine int(budget x r) nodes, r = r0 + confidence (1 - r0), where r0 is
@@ -67,11 +67,12 @@ def all_path_sets(nodes: int) -> set[frozenset[tuple[int, ...]]]:
     return found
 
 
-class Nothing:
-    """A table that knows no successor, so that a tree has no branches."""
+class Wrong:
+    """A table that proposes one token, never right here. An empty table would not do: without a successor of
+    the anchor Algorithm 2 verifies the plain chain and builds no tree."""
 
-    def successors(self, token: int, before: int | None) -> tuple:
-        return ()
+    def successors(self, token: int, before: int | None) -> tuple[tuple[int, float], ...]:
+        return ((-2, 1.0),)
 
 
 def counterexample() -> dict:
@@ -83,7 +84,7 @@ def counterexample() -> dict:
                 chain = list(range(1, length + 1))
                 confidence = confidence_of(Match(tuple(chain)))
                 share = AcceptanceAverage(average).spine_share(confidence)
-                tree = spine_tree(0, None, chain, Nothing(), budget, min(length, int(budget * share)))
+                tree = spine_tree(0, None, chain, Wrong(), budget, min(length, int(budget * share)))
                 ours, alone = accepted(tree, tuple(chain)), accepted(chain_tree(0, chain), tuple(chain))
                 if ours < alone:
                     return {

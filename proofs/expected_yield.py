@@ -17,11 +17,12 @@ Statement 2. The paper's formula for a spine of length L with k_i branches at sp
 
 is Statement 1 for a tree in which all branches of spine node i together are accepted with probability 1 - (1
 - p_t)^k_i where the spine breaks: as if each were tried by a coin of its own, and as if none had children.
-Write b_i for the true probability that some branch at node i is accepted given that the spine breaks there.
-The formula is a lower bound on E[tau] if and only if, summed over i, the true b_i are not below those; and
+Write b_i for the true probability that some branch at node i is accepted, given that the walk stands there
+and takes no spine child. For branches without children E[tau] differs from the formula by the sum over i of
+w_i (b_i - 1 + (1 - p_t)^k_i), with w_i = p_s^i (1 - p_s) for i < L and w_L = p_s^L. Now
 
-  - with disjoint branches of p_t each, b_i = k_i p_t >= 1 - (1 - p_t)^k_i (Bernoulli's inequality), strictly
-    if k_i >= 2 and 0 < p_t;
+  - with disjoint branches of p_t each (k_i p_t <= 1), b_i = k_i p_t >= 1 - (1 - p_t)^k_i by Bernoulli's
+    inequality, strictly if k_i >= 2 and 0 < p_t;
   - children of branches only add nodes, and each adds its P >= 0.
 
 So under disjoint branches the paper's "at least" holds, and it is an equality exactly if no branch has a

@@ -13,8 +13,9 @@ there is nothing to show. If it holds at a node, the prediction there is f(x t1 
 moves to a child only if the child's token equals that prediction, and then the claim holds at the child. So
 the accepted tokens are t1 ... td for the last node, and the bonus token, the prediction there, is t(d+1). The
 cycle appends t1 ... t(d+1), which is what d + 1 steps of plain decoding append. By induction over the cycles
-the whole text is plain decoding's, for every sequence of trees. Nothing was assumed of the trees: tokens may
-be wrong, repeated, or the same twice among siblings.
+the whole text is plain decoding's, for every sequence of trees; a limit or a stop token cuts both texts at
+the same place. Nothing was assumed of the trees: tokens may be wrong, repeated, or the same twice among
+siblings.
 
 The check drives the repository's own walk. One cycle from a committed text depends on earlier cycles only
 through that text. So it is enough to try every tree at every text that plain decoding reaches; what is
@@ -53,7 +54,7 @@ def cycle(tree: Tree, text: tuple[int, ...], f: dict[tuple[int, ...], int]) -> t
 
 
 def check() -> dict[str, int]:
-    """Every function on texts of up to LENGTH tokens, every tree of up to NODES nodes, every reachable
+    """Every function on texts of fewer than LENGTH tokens, every tree of up to NODES nodes, every reachable
     text."""
     texts = [text for n in range(LENGTH) for text in itertools.product(ALPHABET, repeat=n)]
     trees = list(all_trees(NODES))

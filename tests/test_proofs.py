@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from math import comb
 
 import pytest
 
@@ -11,9 +12,28 @@ from tests.conftest import ROOT
 FILES = sorted(path.stem for path in (ROOT / "proofs").glob("*.py"))
 KNOWN = {
     "losslessness": {"functions": 2**7, "trees": 1 + 2 + 2 * 4 + 6 * 8},
-    "sampling": {"number sequences": 4 * 4**3, "trees": 1 + 3 + 2 * 9, "probabilities of texts": 4 * 3**3},
-    "branch_widths": {"allocations": 3 * 2 * 5 * 12},
-    "when_speculation_pays": {"curves and costs": 35 * 27},
+    "branch_widths": {  # splits of b = 1 ... 8 branches over L + 1 nodes; p_s > 1/2, p_t, L
+        "allocations": 5 * 3 * sum(comb(b + L, L) for L in range(1, 4) for b in range(1, 9)),
+        "(p_s, p_t, L) that rise at the end": 2 * 3 * 3,
+    },
+    "anisotropy": {  # pairs p_s > p_t of seven values, K = 1 ... 4, drafts 0 ... 8
+        "strictly better": 21 * 4 * 8,
+        "equal without drafts": 21 * 4,
+        "not better for p_s <= p_t": 28 * 4 * 9,
+    },
+    "sampling": {  # distributions to the power of texts; times M^N; times texts, times trees
+        "models": 4**3 + 6**4 + 3**7,
+        "number sequences": 4**3 * 3**2 + 6**4 * 2**2 + 3**7 * 2**3,
+        "cycles": 4**3 * 3**2 * 2 * (1 + 2 + 2 * 4 + 6 * 8)
+        + 6**4 * 2**2 * 2 * (1 + 3 + 2 * 9)
+        + 3**7 * 2**3 * 3 * (1 + 2 + 2 * 4),
+        "probabilities of texts": 4**3 * 2**2 + 6**4 * 3**2 + 3**7 * 2**3,
+    },
+    "when_speculation_pays": {  # curves, costs; and sets of sizes, rates
+        "curves and costs": 35 * 3**3,
+        "some sizes measured": (1 + 5 + 15 + 35) * 3**3 * (2**4 - 1) * 3,
+        "mixtures": comb(12, 2) * 2 * 3**3,
+    },
     "expected_yield": {"spine formulas": 4 * 3 * (4 + 4**2 + 4**3 + 4**4)},
 }
 
