@@ -240,7 +240,7 @@ def worthwhile_size(probabilities: Sequence[float], seconds: dict[int, float], r
     time were better spent on other passes; the fixed point of this rule has the largest rate of all
     (proofs/when_speculation_pays.py).
     """
-    best, size, earned, done = -math.inf, 1, 0.0, 0
+    best, size, earned, done = -math.inf, 1, 0, 0
     for n in sorted(seconds):
         earned += sum(probabilities[done:n])
         done = n

@@ -54,9 +54,9 @@ def test_every_cycle_accepts_at_least_what_the_chain_and_the_transition_tree_in_
 def test_at_the_same_budget_algorithm_1_can_accept_less_than_the_chain_alone():
     """Not a bug but the limit of the claim: Proposition 4 is about the best allocation, in expectation.
 
-    After a run of bad luck (average under 0.2) and without consensus, Algorithm 1 gives the spine 0.15 of
-    B = 60, 9 nodes. If a context match of 20 tokens is right this time, prompt lookup alone would have
-    taken all 20.
+    Without confidence, after bad luck (average under 0.2), Algorithm 1 gives the spine 0.15 of B = 60, 9
+    nodes. If a context match of 20 tokens is right this time, prompt lookup alone takes all 20. (With
+    confidence such a chain counts 0.9, and the share that goes with it holds it whole.)
     """
     chain, budget = list(range(100, 120)), 60
     length = min(len(chain), int(budget * AcceptanceAverage(0.1).spine_share(0.0)))
