@@ -174,7 +174,7 @@ def table(runs: list[Run], methods: list[str]) -> str:
                 drafted = sum(run.report["nodes"][source] for run in mine)
                 accepted = sum(run.report["accepted"][source] for run in mine)
                 cells[column] = f"{accepted / drafted:.3f}" if drafted else "-"
-            nodes = sum(size * n for run in mine for size, n in run.report["tree_sizes"].items())
+            nodes = sum(int(size) * n for run in mine for size, n in run.report["tree_sizes"].items())
             cells[7] = f"{nodes / max(passes - len(mine), 1):.1f}"
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

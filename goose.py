@@ -251,7 +251,7 @@ class BestDrafter:
 
     def start(self, prompt: list[int], ids: list[list[int]], scores: list[list[float]]) -> None:
         self.matcher.extend(prompt)
-        if self.settings.prefill_harvest:
+        if self.top_k and self.settings.prefill_harvest:
             self.table.harvest(prompt, [None, *prompt[:-1]], ids, scores)
 
     def commit(self, tokens: list[int]) -> None:
@@ -527,7 +527,7 @@ class Totals:
             "cycles": {route: self.cycles[route] for route in (SPINE, BRANCH, "chain", "plain")},
             "nodes": {source: self.nodes[source] for source in (SPINE, BRANCH)},
             "accepted": {source: self.accepted[source] for source in (SPINE, BRANCH)},
-            "tree_sizes": {n: count for n, count in sorted(self.sizes.items()) if count},
+            "tree_sizes": {str(n): count for n, count in sorted(self.sizes.items()) if count},
             "bonus": bonus,
             "plain": plain,
             "continuations": self.continuations,
@@ -733,7 +733,7 @@ def main(arguments: list[str] | None = None) -> int:
         **totals.report(),
         "settings": dataclasses.asdict(settings),
         "width": drafter.width,
-        "pass_seconds": {n: round(s, 6) for n, s in seconds.items()},
+        "pass_seconds": {str(n): round(s, 6) for n, s in seconds.items()},
     }
     report["seconds"] = {"load": round(load_seconds, 6), **report["seconds"]}
     same = True
