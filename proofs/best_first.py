@@ -42,15 +42,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tree import BRANCH, Tree, best_first_tree  # noqa: E402
 
 Path_ = tuple[int, ...]
-Candidates = dict[
-    Path_, tuple[Fraction, ...]
-]  # path of a node -> q of its possible children, tokens 0, 1, ...
+Candidates = dict[Path_, tuple[Fraction, ...]]  # path of a node -> q of its children with tokens 0, 1, ...
 
-PAIRS = [
-    (Fraction(a, 6), Fraction(b, 6))
-    for a, b in itertools.product(range(7), repeat=2)
-    if a + b <= 6 and a % 2 == b % 3
-]
+QUARTERS = [(Fraction(a, 4), Fraction(b, 4)) for a in range(5) for b in range(5 - a)]  # all pairs of siblings
+FEW = [(Fraction(1, 2), Fraction(1, 2)), (Fraction(1, 3), Fraction(2, 3)), (Fraction(0), Fraction(1))]
+LEVELS = [(2, QUARTERS, 7), (3, FEW, 5)]  # levels below the root, q of two siblings, largest budget
 
 
 def subtrees(candidates: Candidates, size: int) -> Iterator[frozenset[Path_]]:
@@ -91,24 +87,27 @@ def best(candidates: Candidates, budget: int) -> tuple[Tree, Fraction]:
 
 
 def check() -> dict[str, int]:
-    """Statement 1: all candidate trees of two levels over PAIRS, all budgets, all trees. Statement 2: one
-    spine and one table of two successors, over a grid of p_s and p_t."""
+    """Statement 1: all candidate trees of LEVELS, all budgets, all trees. Statement 2: one spine and one
+    table of two successors, over a grid of p_s and p_t."""
     optimal = trees = 0
-    shapes: dict[tuple, list] = {}
-    for pairs in itertools.product(PAIRS, repeat=3):
-        candidates: Candidates = {(): pairs[0], (0,): pairs[1], (1,): pairs[2]}
-        for budget in range(1, 8):
-            if budget not in shapes:
-                shapes[budget] = list(subtrees(candidates, budget))
-            tree, ours = best(candidates, budget)
-            assert len(tree) <= budget
-            for other in shapes[budget]:
-                trees += 1
-                theirs = sum((probability(candidates, path) for path in other), Fraction(0))
-                assert ours >= theirs, (
-                    f"budget {budget}: {set(other)} yields {theirs}, best first {ours}, {candidates}"
-                )
-            optimal += 1
+    for levels, pairs, most in LEVELS:
+        inner = [path for n in range(levels) for path in itertools.product(range(2), repeat=n)]
+        two_each = dict.fromkeys(inner, pairs[0])
+        shapes = {budget: list(subtrees(two_each, budget)) for budget in range(1, most + 1)}
+        for choice in itertools.product(pairs, repeat=len(inner)):
+            candidates: Candidates = dict(zip(inner, choice, strict=True))
+            P = {(): Fraction(1)}
+            for node in inner:
+                P |= {node + (token,): P[node] * q for token, q in enumerate(candidates[node])}
+            for budget in range(1, most + 1):
+                tree, ours = best(candidates, budget)
+                assert len(tree) <= budget, f"budget {budget}: {tree}"
+                for other in shapes[budget]:
+                    theirs = sum(P[path] for path in other)
+                    assert ours >= theirs, (
+                        f"budget {budget}: {set(other)} yields {theirs}, best first {ours}, {candidates}"
+                    )
+                optimal, trees = optimal + 1, trees + len(shapes[budget])
 
     bounds = 0
     grid = [Fraction(n, 5) for n in range(6)]

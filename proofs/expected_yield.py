@@ -1,33 +1,45 @@
 """Yield (Proposition 1): the expected number of accepted drafts is the sum of path probabilities over the
 nodes.
 
-Model. Given that a node is accepted, its child v is accepted next with probability q(v). The model emits one
-token, and siblings carry different tokens, so the acceptances of siblings are disjoint events and their q sum
-to at most 1; with the rest, 1 - sum of q, the walk ends here. P(v) is the product of q along the path to v,
-so it is the probability that the walk passes through v.
+Setting. Given that a node is accepted, its child v is accepted next with probability q(v). The model emits
+one token, and siblings carry different tokens, so the acceptances of siblings are disjoint events and their q
+sum to at most 1; with the rest, 1 - sum of q, the walk ends here. P(v) is the product of q along the path to
+v, so it is the probability that the walk passes through v.
 
 Statement 1. E[accepted drafts] = sum of P(v) over all nodes but the root; with the bonus token E[tau] = 1 +
 that sum. Proof. The number of accepted drafts is the number of nodes (root aside) that the walk passes
-through, a sum of indicators. The expectation of a sum is the sum of the expectations, and P(v) is that of v's
-indicator.
+through: for each node add 1 if the walk passes through it and 0 if not. The expectation of a sum is the sum
+of the expectations, and that of v's summand is P(v).
 
 Statement 2. The paper's formula for a spine of length L with k_i branches at spine node i,
 
     1 + sum_{i=1..L} p_s^i + sum_{i<L} p_s^i (1 - p_s) (1 - (1 - p_t)^k_i) + p_s^L (1 - (1 - p_t)^k_L),
 
-is Statement 1 for a tree in which all branches of spine node i together are accepted with probability 1 - (1
-- p_t)^k_i where the spine breaks: as if each were tried by a coin of its own, and as if none had children.
-Write b_i for the true probability that some branch at node i is accepted, given that the walk stands there
-and takes no spine child. For branches without children E[tau] differs from the formula by the sum over i of
-w_i (b_i - 1 + (1 - p_t)^k_i), with w_i = p_s^i (1 - p_s) for i < L and w_L = p_s^L. Now
+is Statement 1 for one-level branches that are tried in order, each by a coin of its own: branch j = 1, 2, ...
+of spine node i is the accepted one if the spine breaks there, the coins before it fail and its own succeeds,
+so q = (1 - p_s) (1 - p_t)^(j-1) p_t (at the end of the spine, i = L, without the factor 1 - p_s). These are
+disjoint events, and over j they add up to (1 - p_s) (1 - (1 - p_t)^k_i). In this model, which is the paper's,
+and with branches that have no children, "at least" is always an equality.
 
-  - with disjoint branches of p_t each (k_i p_t <= 1), b_i = k_i p_t >= 1 - (1 - p_t)^k_i by Bernoulli's
-    inequality, strictly if k_i >= 2 and 0 < p_t;
+Real branches are not coins. They carry different tokens and the model emits one. Write b_i for the true
+probability that some branch at node i is right, given that the walk stands there and takes no spine child.
+For branches without children E[tau] differs from the formula by the sum over i of w_i (b_i - 1 + (1 -
+p_t)^k_i), with w_i = p_s^i (1 - p_s) for i < L and w_L = p_s^L: "at least" holds exactly if that is not
+negative. If each branch is right with p_t, then b_i = k_i p_t. (So k_i p_t <= 1: coins can stand for any
+number of branches, tokens cannot.) Now
+
+  - k p >= 1 - (1 - p)^k (Bernoulli's inequality: the chance of a union is at most the sum), strictly if k >=
+    2 and p > 0;
   - children of branches only add nodes, and each adds its P >= 0.
 
-So under disjoint branches the paper's "at least" holds, and it is an equality exactly if no branch has a
-child that can be accepted and, at every node that the walk can leave through a branch, k_i <= 1 or p_t = 0.
-(A node i < L cannot be left through a branch if p_s = 1, and no node i > 0 is reached if p_s = 0.)
+So "at least" holds, and it is an equality exactly if no branch has a child that can be accepted and, at every
+node where the spine can break, k_i <= 1 or p_t = 0. (The spine cannot break at a node i < L if p_s = 1, and
+no node i > 0 is reached if p_s = 0.) If p_t is read as the chance that a branch is right whether or not the
+spine breaks, q is p_t instead of (1 - p_s) p_t, and the true yield is no smaller.
+
+One thing in the formula fits no one model of the text: a branch at node i counts p_t (1 - p_s) where the
+spine goes on and p_t where it ends, so its q depends on what else was drafted. proofs/best_first.py needs a q
+that does not.
 """
 
 import itertools
@@ -75,20 +87,23 @@ def paper(p_s: Fraction, p_t: Fraction, widths: tuple[int, ...]) -> Fraction:
     return spine + sum(p_s**i * (1 - p_s) * some[i] for i in range(L)) + p_s**L * some[L]
 
 
-def spine_with_branches(p_s: Fraction, p_t: Fraction, widths: tuple[int, ...]) -> tuple[Tree, list[Fraction]]:
-    """The tree of the formula with disjoint branches: q of a branch is p_t where the spine breaks."""
+def spine_with_branches(
+    p_s: Fraction, p_t: Fraction, widths: tuple[int, ...], coins: bool
+) -> tuple[Tree, list[Fraction]]:
+    """The tree of the formula and its q: where the spine breaks each branch has p_t, or, as coins, p_t times
+    the chance that those before it fail."""
     L = len(widths) - 1
     tree = chain_tree(0, range(1, L + 1), SPINE)
     q = [Fraction(1)] + [p_s] * L
     for node, k in enumerate(widths):
         for j in range(k):
             tree.add(node, 100 + j, BRANCH)
-            q.append(p_t * (1 - p_s if node < L else 1))
+            q.append(p_t * (1 - p_s if node < L else 1) * ((1 - p_t) ** j if coins else 1))
     return tree, q
 
 
 def check() -> dict[str, int]:
-    """Statement 1 on every tree of up to 5 nodes; Statement 2 with its equality condition on a grid."""
+    """Statement 1 on every tree of up to 5 nodes; Statement 2, coins and tokens, on a grid."""
     shares = [Fraction(1, 7), Fraction(2, 7), Fraction(3, 7)]
     trees = 0
     for size in range(1, 6):
@@ -100,21 +115,25 @@ def check() -> dict[str, int]:
                 q = [Fraction(1), *values]
                 if all(sum(q[v] for v in range(1, size) if tree.parents[v] == n) <= 1 for n in range(size)):
                     trees += 1
-                    assert expected(tree, q) == sum_of_path_probabilities(tree, q), (parents, values)
+                    by_outcomes, by_paths = expected(tree, q), sum_of_path_probabilities(tree, q)
+                    assert by_outcomes == by_paths, f"{by_outcomes}, not {by_paths}: {parents}, q {values}"
     formulas = equalities = grown = 0
     rates = [Fraction(0), Fraction(1, 5), Fraction(1, 3)]
     for p_s, p_t in itertools.product([*rates, Fraction(1)], rates):
         for widths in (w for L in range(4) for w in itertools.product(range(4), repeat=L + 1)):
-            tree, q = spine_with_branches(p_s, p_t, widths)
-            L, exact = len(widths) - 1, expected(tree, q)
-            reached = [i for i in range(L + 1) if (i == 0 or p_s > 0) and (i == L or p_s < 1)]
-            tight = p_t == 0 or all(widths[i] <= 1 for i in reached)
-            assert exact >= paper(p_s, p_t, widths), (p_s, p_t, widths)
-            assert (exact == paper(p_s, p_t, widths)) == tight, (p_s, p_t, widths)
+            case, formula, L = f"p_s {p_s}, p_t {p_t}, k {widths}", paper(p_s, p_t, widths), len(widths) - 1
+            coins = expected(*spine_with_branches(p_s, p_t, widths, coins=True))
+            assert coins == formula, f"coins yield {coins}, the formula {formula}: {case}"
+            tree, q = spine_with_branches(p_s, p_t, widths, coins=False)
+            exact = expected(tree, q)
+            breaks = [i for i in range(L + 1) if (i == 0 or p_s > 0) and (i == L or p_s < 1)]
+            tight = p_t == 0 or all(widths[i] <= 1 for i in breaks)
+            assert exact >= formula, f"tokens yield {exact}, the formula {formula}: {case}"
+            assert (exact == formula) == tight, f"{exact}, {formula}, equality expected {tight}: {case}"
             formulas, equalities = formulas + 1, equalities + tight
             if len(tree) > L + 1 and p_t and p_s not in (0, 1):
                 tree.add(len(tree) - 1, 200, BRANCH)  # a child of the last branch
-                assert expected(tree, [*q, Fraction(1, 2)]) > exact, (p_s, p_t, widths)
+                assert expected(tree, [*q, Fraction(1, 2)]) > exact, f"a child adds nothing: {case}"
                 grown += 1
     return {
         "trees": trees,

@@ -2,10 +2,10 @@
 
 Statement. Let f be any function from texts to next tokens (for greedy decoding the argmax, for sampling the
 draw at the text's next position: proofs/sampling.py). Plain decoding maps a text x to x f(x), again and
-again. The loop of Algorithm 2 drafts any tree whose root is the last token of x, computes f at every node (at
-a node it sees x and the tokens on the path to that node), walks (Algorithm 3), and appends the accepted
-tokens and the bonus token. Then after every cycle the committed text is a text of plain decoding, and it is
-longer than before by at least one token.
+again. The loop of Algorithm 2 drafts any tree whose root stands for the last token of x, computes f at every
+node (at a node it sees x and the tokens on the path to that node: what the mask is for), walks (Algorithm 3),
+and appends the accepted tokens and the bonus token. Then after every cycle the committed text is a text of
+plain decoding, and it is longer than before by at least one token.
 
 Proof. Let t1, t2, ... be what plain decoding appends to x, so t1 = f(x) and t(i+1) = f(x t1 ... ti). Claim:
 when the walk stands at a node of depth d, the tokens on the path to it are t1 ... td. At the root d = 0 and
@@ -17,9 +17,13 @@ the whole text is plain decoding's, for every sequence of trees; a limit or a st
 the same place. Nothing was assumed of the trees: tokens may be wrong, repeated, or the same twice among
 siblings.
 
-The check drives the repository's own walk. One cycle from a committed text depends on earlier cycles only
-through that text. So it is enough to try every tree at every text that plain decoding reaches; what is
-counted as a sequence is a choice of one tree for each cycle until the text is full.
+The check drives the repository's own walk. Texts are bounded: longer ones get token 0, and what is committed
+beyond the bound is not compared. One cycle depends on earlier cycles only through the text committed so far.
+So it is enough to try every tree at every text that the loop reaches; a sequence, as counted, is a choice of
+one tree for each cycle until the text is full.
+
+What is outside: that f is a function. In half precision a pass over many rows may round otherwise than a pass
+over one; the model sees to that elsewhere, here f is given.
 """
 
 import itertools
@@ -32,14 +36,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tree import BRANCH, Tree, walk  # noqa: E402
 
-ALPHABET, LENGTH, NODES = (0, 1), 3, 4
+SIZES = [(2, 3, 4), (3, 2, 3)]  # tokens in the alphabet, tokens in the text, nodes of a tree at most
 
 
-def all_trees(nodes: int) -> Iterator[Tree]:
+def all_trees(alphabet: range, nodes: int) -> Iterator[Tree]:
     """Every tree of 1 to `nodes` nodes: all parents, all tokens, equal siblings included."""
     for size in range(1, nodes + 1):
         for parents in itertools.product(*(range(node) for node in range(1, size))):
-            for tokens in itertools.product(ALPHABET, repeat=size - 1):
+            for tokens in itertools.product(alphabet, repeat=size - 1):
                 tree = Tree.rooted(0)
                 for parent, token in zip(parents, tokens, strict=True):
                     tree.add(parent, token, BRANCH)
@@ -47,44 +51,52 @@ def all_trees(nodes: int) -> Iterator[Tree]:
 
 
 def cycle(tree: Tree, text: tuple[int, ...], f: dict[tuple[int, ...], int]) -> tuple[int, ...]:
-    """The text after one cycle of the loop. Beyond the bounded texts f is 0; the caller cuts there."""
+    """The text after one cycle of the loop."""
     predictions = [f.get(text + tuple(tree.path_to(node)), 0) for node in range(len(tree))]
     path, bonus = walk(tree, predictions)
     return text + tuple(tree.tokens[node] for node in path[1:]) + (bonus,)
 
 
+def sequences_from_nothing(f: dict[tuple[int, ...], int], trees: list[Tree], length: int) -> tuple[int, int]:
+    """Runs the loop with every sequence of trees until `length` tokens are committed, and compares each cycle
+    with plain decoding. Returns how many sequences that are and how many cycles were run for them."""
+    truth: tuple[int, ...] = ()
+    while len(truth) < length:
+        truth += (f[truth],)
+    cycles = 0
+
+    @cache
+    def ways(done: int) -> int:
+        """Sequences that fill the text from its first `done` tokens on."""
+        nonlocal cycles
+        if done >= length:
+            return 1
+        total = 0
+        for tree in trees:
+            committed = cycle(tree, truth[:done], f)
+            cycles += 1
+            assert len(committed) > done, f"no progress: {tree} at {truth[:done]}, f = {f}"
+            assert committed[:length] == truth[: len(committed)], f"{tree} at {truth[:done]}, f = {f}"
+            total += ways(len(committed))
+        return total
+
+    return ways(0), cycles
+
+
 def check() -> dict[str, int]:
-    """Every function on texts of fewer than LENGTH tokens, every tree of up to NODES nodes, every reachable
-    text."""
-    texts = [text for n in range(LENGTH) for text in itertools.product(ALPHABET, repeat=n)]
-    trees = list(all_trees(NODES))
-    functions = cycles = sequences = 0
-    for values in itertools.product(ALPHABET, repeat=len(texts)):
-        f = dict(zip(texts, values, strict=True))
-        truth: tuple[int, ...] = ()
-        while len(truth) < LENGTH:
-            truth += (f[truth],)
-
-        @cache
-        def ways(length: int, f=f, truth=truth) -> int:
-            """Sequences of trees from the text truth[:length] until it is full, each checked."""
-            nonlocal cycles
-            if length >= LENGTH:
-                return 1
-            total = 0
-            for tree in trees:
-                committed = cycle(tree, truth[:length], f)
-                cycles += 1
-                assert len(committed) > length, f"no progress: {tree}, f = {f}"
-                assert committed[:LENGTH] == truth[: len(committed)], f"{tree} at {truth[:length]}, f = {f}"
-                total += ways(len(committed))  # noqa: B023
-            return total
-
-        sequences += ways(0)
-        functions += 1
+    """Every function on the bounded texts, every tree, every text that is reached."""
+    functions = drafted = cycles = sequences = 0
+    for tokens, length, nodes in SIZES:
+        alphabet = range(tokens)
+        texts = [text for n in range(length) for text in itertools.product(alphabet, repeat=n)]
+        trees = list(all_trees(alphabet, nodes))
+        drafted += len(trees)
+        for values in itertools.product(alphabet, repeat=len(texts)):
+            more, run = sequences_from_nothing(dict(zip(texts, values, strict=True)), trees, length)
+            functions, sequences, cycles = functions + 1, sequences + more, cycles + run
     return {
         "functions": functions,
-        "trees": len(trees),
+        "trees": drafted,
         "cycles checked": cycles,
         "sequences covered": sequences,
     }

@@ -10,8 +10,21 @@ import pytest
 from tests.conftest import ROOT
 
 FILES = sorted(path.stem for path in (ROOT / "proofs").glob("*.py"))
+BINARY_TREES = sum(comb(2 * n, n) // (n + 1) for n in range(1, 8))
 KNOWN = {
-    "losslessness": {"functions": 2**7, "trees": 1 + 2 + 2 * 4 + 6 * 8},
+    "losslessness": {  # alphabets of 2 and of 3 tokens; trees by their size: parents times tokens
+        "functions": 2 ** (1 + 2 + 4) + 3 ** (1 + 3),
+        "trees": (1 + 2 + 2 * 4 + 6 * 8) + (1 + 3 + 2 * 9),
+    },
+    "containment": {  # binary trees of 0 ... 6 nodes: Catalan numbers
+        "trees": BINARY_TREES,
+        "pairs": BINARY_TREES**2,
+        "continuations of each": 3**6,
+        "copies by the paper's constants": 20 * 2 * 3,
+    },
+    "best_first": {  # pairs of q to the power of inner nodes, times budgets
+        "candidate sets and budgets": 15**3 * 7 + 3**7 * 5,
+    },
     "branch_widths": {  # splits of b = 1 ... 8 branches over L + 1 nodes; p_s > 1/2, p_t, L
         "allocations": 5 * 3 * sum(comb(b + L, L) for L in range(1, 4) for b in range(1, 9)),
         "(p_s, p_t, L) that rise at the end": 2 * 3 * 3,
