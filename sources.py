@@ -113,10 +113,13 @@ class AdjacencyTable:
     by the newest row that scored its key, so the tables hold at most one entry for each key scored.
     """
 
+    NAMED = 3
+
     def __init__(self, use_bigram: bool = True):
         self.use_bigram = use_bigram
         self.unigram: dict[int, tuple[tuple[int, float], ...]] = {}
         self.bigram: dict[tuple[int, int], tuple[tuple[int, float], ...]] = {}
+        self.named: Counter[int] = Counter()  # in how many unigram entries a token is one of the NAMED best
 
     def harvest(
         self,
@@ -130,6 +133,8 @@ class AdjacencyTable:
         last row of a key wins."""
         for token, past, row_ids, row_scores in zip(tokens, before, ids, scores, strict=True):
             entry = tuple(zip(row_ids, row_scores, strict=True))
+            self.named.subtract(successor for successor, _ in self.unigram.get(token, ())[: self.NAMED])
+            self.named.update(row_ids[: self.NAMED])
             self.unigram[token] = entry
             if past is not None and self.use_bigram:
                 self.bigram[past, token] = entry
@@ -170,7 +175,8 @@ class AcceptanceAverage:
 #
 #     kind of a context candidate: (length of the match, consensus, the table's word, newest or earliest)
 #     kind of a table candidate:   (tier, rank, score, does the context name another token)
-#     where neither source knows the last token, the text's own frequent tokens: ("frequent", rank)
+#     where neither source knows the last token: ("common", rank). Tokens that follow many different tokens,
+#     by the table, stand in, as continuation counts do in Kneser and Ney's smoothing.
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 20, 32)  # stretches of match length, in tokens
 SCORES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
@@ -181,20 +187,19 @@ class Candidates:
     """What may follow a text, from both sources at once, each with the probability q that it is right."""
 
     MAX_MATCH = 32  # tokens over which a match's length is measured
-    RECENT, FREQUENT = 200, 16  # the most frequent of so many newest tokens stand in where nothing is known
+    COMMON = 16  # tokens that stand in where nothing is known
 
     def __init__(self, matcher: ContextMatcher, table: AdjacencyTable):
         self.matcher, self.table = matcher, table
         self.counts: dict[tuple, list[float]] = {}
-        self.frequent: tuple[int, list[int]] = (-1, [])  # length of the text, its frequent tokens then
+        self.common: tuple[int, list[int]] = (-1, [])  # length of the text, the stand-ins then
 
     def stand_ins(self) -> list[int]:
-        """The most frequent of the newest tokens, counted once for each length of the text."""
-        text = self.matcher.text
-        if self.frequent[0] != len(text):
-            common = Counter(text[-self.RECENT :]).most_common(self.FREQUENT)
-            self.frequent = len(text), [token for token, _ in common]
-        return self.frequent[1]
+        """The tokens that follow most different tokens, looked up once for each length of the text."""
+        if self.common[0] != len(self.matcher.text):
+            most = self.table.named.most_common(self.COMMON)
+            self.common = len(self.matcher.text), [token for token, _ in most]
+        return self.common[1]
 
     def q(self, kind: tuple) -> float:
         """The estimated probability that a candidate of this kind is right, given that its parent is
@@ -239,7 +244,7 @@ class Candidates:
                 found.append((self.q(kind), token, "table", kind))
         if not found:
             for rank, token in enumerate(self.stand_ins()):
-                kind = ("frequent", rank)
+                kind = ("common", rank)
                 found.append((self.q(kind), token, "table", kind))
         found.sort(key=lambda candidate: -candidate[0])
         return found
@@ -271,8 +276,8 @@ def prior(kind: tuple) -> float:
         _, length, consensus, agreement, order = kind
         q = CONTEXT_PRIORS["lower" if agreement == "unknown" else agreement][length]
         return (1 - (1 - q) / 3 if consensus else q) * (1.0, 0.3)[order]
-    if kind[0] == "frequent":
-        return max(0.015, 0.08 / (1 + kind[1]) ** 0.7)
+    if kind[0] == "common":
+        return 0.09 / (1 + kind[1]) ** 0.7
     tier, _, score, rival = kind
     return TABLE_PRIORS[tier][score] * (
         1.0 if rival < 0 else 0.4 if rival < 3 else 0.3 if rival < 5 else 0.15

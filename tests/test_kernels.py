@@ -228,6 +228,24 @@ def test_the_summary_of_a_pass_is_argmax_and_top_k(rows, vocabulary, k, seed, ti
 # ---- the CUDA path -----------------------------------------------------------------------------------------
 
 
+def ordered_product(a, b, dtype=None):
+    """a b with every element summed in order of k, so that no row depends on its place."""
+    total = a[:, :1] * b[:1]
+    for k in range(1, a.shape[1]):
+        total = total + a[:, k : k + 1] * b[k : k + 1]
+    return total.astype(dtype or total.dtype)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreted_products():
+    """A GPU multiplies each row of a tile alike. Triton's interpreter leaves tl.dot to numpy, whose library
+    rounds a row by its place on some processors (seen with OpenBLAS 0.3.31 and AVX-512)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if kernels.triton is not None and not CUDA:
+            patch.setattr("numpy.matmul", ordered_product)
+        yield
+
+
 @needs_triton
 @settings(deadline=None, max_examples=10)
 @given(
@@ -255,7 +273,7 @@ def test_the_kernel_computes_the_reference_attention(random, length, width, head
 
 
 @needs_triton
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False), st.integers(1, 150), st.integers(2, 24))
 def test_the_kernel_gives_a_row_the_same_bits_wherever_its_keys_are_stored(random, length, width):
     q, keys, values = attention_case(random, 4, 2, 16, length, 2 * width)

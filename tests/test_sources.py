@@ -1,5 +1,7 @@
 """The two sources, against definitions that read the whole text every time."""
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -105,6 +107,13 @@ class TableAgainstDictionary(RuleBasedStateMachine):
                 assert self.table.successors(token, before) == wanted
         assert len(self.table.unigram) + len(self.table.bigram) == len(self.plain)
 
+    @invariant()
+    def tokens_are_counted_once_for_each_token_that_they_follow(self):
+        named = Counter()
+        for token in range(5):
+            named.update([self.plain[token], self.plain[token] + 1] if token in self.plain else [])
+        assert +self.table.named == named
+
 
 TestTable = TableAgainstDictionary.TestCase
 
@@ -139,6 +148,17 @@ def test_candidates_are_distinct_sorted_and_counted(text, drafted, truth, seed):
     for q, token, _, kind in found:
         alone = [k for _, _, _, k in found].count(kind) == 1
         assert not alone or (candidates.q(kind) > q if token == truth else candidates.q(kind) < q)
+
+
+def test_where_no_source_knows_the_last_token_those_that_follow_most_tokens_stand_in():
+    table, matcher = AdjacencyTable(), ContextMatcher()
+    matcher.extend([1, 2, 3])
+    for token, successors in ((4, [7, 8, 9, 5]), (5, [8, 7, 6, 5]), (6, [8, 1, 2, 5])):
+        table.harvest([token], [None], [successors], [[0.4, 0.3, 0.2, 0.1]])
+    found = Candidates(matcher, table).after([])
+    assert [token for _, token, _, _ in found][:2] == [8, 7] and 5 not in [token for _, token, _, _ in found]
+    table.harvest([3], [None], [[5]], [[1.0]])
+    assert [token for _, token, _, _ in Candidates(matcher, table).after([])] == [5]
 
 
 def test_estimates_approach_the_observed_share():
