@@ -7,7 +7,7 @@
 Plain greedy decoding in the same run is what ratios are taken against: the same forward pass without drafts,
 in the number of rows in which it is fastest. A row of the table holds tau, tokens per second, the ratio
 (median over prompts, with the quartiles), how many outputs equal greedy's, the share of spine and of branch
-nodes accepted, and nodes a pass.
+nodes accepted, and nodes a pass. With several files each has a table, and all together one.
 """
 
 import dataclasses
@@ -274,6 +274,11 @@ def main(arguments: list[str] | None = None) -> int:
         f"{torch.get_num_threads()} threads, "
         f"{len(prompts)} prompts, {options.max_new_tokens} new tokens\n"
     )
+    files = list(dict.fromkeys(run.file for run in runs))
+    for file in files if len(files) > 1 else []:
+        print(f"{file}\n\n{table([run for run in runs if run.file == file], names)}\n")
+    if len(files) > 1:
+        print("all prompts\n")
     print(table(runs, names))
     return 0
 

@@ -37,6 +37,7 @@ from tree import (
     Tree,
     best_first_tree,
     chain_tree,
+    cheapest_nodes,
     isotropic_tree,
     spine_tree,
     walk,
@@ -238,6 +239,7 @@ class BestDrafter:
     """
 
     DECAY = 0.98  # of the sums behind the rate: the last fifty passes or so count
+    SLOW = 5.0  # as if so many slow passes had gone before: first trees are larger, since they fill the table
 
     def __init__(self, settings: Settings, seconds: dict[int, float] | None = None):
         self.settings, self.seconds = settings, seconds
@@ -247,7 +249,8 @@ class BestDrafter:
         self.table = AdjacencyTable(settings.bigram)
         self.candidates = Candidates(self.matcher, self.table)
         self.offered: list[list] = []
-        self.tokens, self.cost = 1.0, max(seconds.values()) if seconds else 1.0
+        self.cheapest = cheapest_nodes(seconds or {})
+        self.tokens, self.cost = self.SLOW, self.SLOW * max(seconds.values()) if seconds else 1.0
 
     def start(self, prompt: list[int], ids: list[list[int]], scores: list[list[float]]) -> None:
         self.matcher.extend(prompt)
@@ -263,10 +266,14 @@ class BestDrafter:
         return [(token, SPINE if tier == "context" else BRANCH, q) for q, token, tier, _ in found]
 
     def draft(self) -> Draft:
-        self.offered = []
-        tree, estimates = best_first_tree(self.matcher.text[-1], self.offer, self.width)
+        self.offered, rate = [], self.tokens / self.cost
+
+        def enough(size: int, probability: float) -> bool:
+            return size in self.cheapest and probability < rate * self.cheapest[size]
+
+        tree, estimates = best_first_tree(self.matcher.text[-1], self.offer, self.width, enough)
         if self.seconds:
-            size = worthwhile_size(estimates, self.seconds, self.tokens / self.cost)
+            size = worthwhile_size(estimates, self.seconds, rate)
             tree, estimates = tree.cut(size), estimates[:size]
         route = "plain" if len(tree) == 1 else SPINE if SPINE in tree.sources else BRANCH
         return Draft(tree, route, self.matcher.newest(), estimates)

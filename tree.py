@@ -201,7 +201,10 @@ def isotropic_tree(
 
 
 def best_first_tree(
-    anchor: int, candidates: Callable[[Tree, int], Sequence[tuple[int, str, float]]], budget: int
+    anchor: int,
+    candidates: Callable[[Tree, int], Sequence[tuple[int, str, float]]],
+    budget: int,
+    enough: Callable[[int, float], bool] = lambda size, probability: False,
 ) -> tuple[Tree, list[float]]:
     """The tree of at most `budget` nodes (root included) with the largest expected yield over the candidates.
 
@@ -209,8 +212,8 @@ def best_first_tree(
     distinct; q is the probability that the child is accepted given that its parent is. Nodes are taken by
     falling path probability (the product of q along the path), which never grows along a path, so a heap
     finds them in order; it holds the next candidate of each node only. Of equals the older node's comes
-    first. Returns the tree and each node's path probability, 1 for the root; their sum is the expected number
-    of tokens committed.
+    first. enough(size, probability of the next node) ends the tree before its budget. Returns the tree and
+    each node's path probability, 1 for the root; their sum is the expected number of tokens committed.
     """
     tree, probabilities, offers, heap = Tree.rooted(anchor), [1], [], []
 
@@ -220,7 +223,7 @@ def best_first_tree(
 
     offers.append(candidates(tree, 0))
     offer(0, 0)
-    while heap and len(tree) < budget:
+    while heap and len(tree) < budget and not enough(len(tree), -heap[0][0]):
         negative, parent, rank = heapq.heappop(heap)
         token, source, _ = offers[parent][rank]
         node = tree.add(parent, token, source)
@@ -229,6 +232,19 @@ def best_first_tree(
         offer(parent, rank + 1)
         offer(node, 0)
     return tree, probabilities
+
+
+def cheapest_nodes(seconds: dict[int, float]) -> dict[int, float]:
+    """For each size but the largest, the least seconds that a node beyond it can cost.
+
+    Below rate * that, no further node of a best-first tree can pay: their probabilities fall, so no larger
+    size is worthwhile.
+    """
+    return {
+        n: min((seconds[m] - seconds[n]) / (m - n) for m in seconds if m > n)
+        for n in seconds
+        if n < max(seconds)
+    }
 
 
 def worthwhile_size(probabilities: Sequence[float], seconds: dict[int, float], rate: float) -> int:

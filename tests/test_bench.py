@@ -89,6 +89,28 @@ def test_a_run_prints_a_table_and_writes_every_run(tmp_path, capsys, tiny_folder
     assert all(run["tokens"] == greedy[run["task"]] for run in runs)
 
 
+def test_each_file_has_a_table_of_its_own(tmp_path, capsys, tiny_folder):
+    files = [
+        write(tmp_path / name, [{"task_id": "a", "prompt": "abc" * 5}]) for name in ("p.jsonl", "q.jsonl")
+    ]
+    arguments = [
+        "--weights",
+        tiny_folder,
+        "--max-new-tokens",
+        "4",
+        "--methods",
+        "lookup",
+        "--prompts",
+        *files,
+    ]
+    assert bench.main(list(map(str, arguments))) == 0
+    out = capsys.readouterr().out
+    heads = [line for line in out.splitlines() if line in ("p.jsonl", "q.jsonl", "all prompts")]
+    assert heads == ["p.jsonl", "q.jsonl", "all prompts"]
+    exact = [line.split("|")[5].strip() for line in out.splitlines() if line.startswith("| lookup")]
+    assert exact == ["1/1", "1/1", "2/2"]
+
+
 def test_transformers_can_be_added_to_the_run(tmp_path, capsys, tiny_folder):
     pytest.importorskip("transformers")
     prompts = write(tmp_path / "p.jsonl", [{"task_id": "a", "prompt": "abc" * 5}])

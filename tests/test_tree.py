@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import torch
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from tree import (
     Tree,
     best_first_tree,
     chain_tree,
+    cheapest_nodes,
     isotropic_tree,
     spine_tree,
     walk,
@@ -235,3 +237,26 @@ def test_the_worthwhile_size_has_the_largest_yield_less_its_price(probabilities,
 
     assert size in seconds and size <= last
     assert all(worth(size) >= worth(n) - 1e-9 * (1 + rate) for n in seconds if n <= last)
+
+
+@settings(max_examples=300)
+@given(
+    TABLES,
+    TOKENS,
+    st.dictionaries(st.integers(1, 40), st.integers(1, 50), min_size=1, max_size=6),
+    st.integers(0, 20),
+)
+def test_a_tree_that_ends_early_has_the_nodes_that_pay(table, anchor, seconds, rate):
+    """What is left out by cheapest_nodes would not have been drafted."""
+
+    def candidates(tree, node):
+        pairs = table.successors(tree.tokens[node], tree.before(node))
+        return sorted(((t, BRANCH, Fraction(s) / 2) for t, s in pairs), key=lambda offer: -offer[2])
+
+    rate, cheapest = Fraction(rate, 10), cheapest_nodes({n: Fraction(s) for n, s in seconds.items()})
+    whole, probabilities = best_first_tree(anchor, candidates, max(seconds))
+    early, fewer = best_first_tree(
+        anchor, candidates, max(seconds), lambda n, p: n in cheapest and p < rate * cheapest[n]
+    )
+    assert early == whole.cut(len(early)) and fewer == probabilities[: len(early)]
+    assert worthwhile_size(fewer, seconds, rate) == worthwhile_size(probabilities, seconds, rate)
