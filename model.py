@@ -361,9 +361,9 @@ class Cache:
 class Scorer:
     """Scores trees over a cache. One call is one forward pass: what the paper calls verification.
 
-    On a CPU a pass has just enough rows, because products round alike at any number of rows from 4 up. On a
-    device every pass has `width` rows and reads and writes the same buffers: a CUDA graph, captured once,
-    replays it.
+    On a CPU a pass has just enough rows, because products round alike at any number of rows from 4 up; at
+    width 1 it is plain decoding's pass over one row, faster and with a rounding of its own. On a device every
+    pass has `width` rows and reads and writes the same buffers: a CUDA graph, captured once, replays it.
     """
 
     def __init__(self, model: Model, cache: Cache, width: int, top_k: int, graph: bool = True):
@@ -402,7 +402,7 @@ class Scorer:
         view of a buffer that the next pass overwrites.
         """
         n = len(tokens)
-        width = self.width if self.replay else rows_for(n)
+        width = self.width if self.replay or self.width == 1 else rows_for(n)
         rows_W2 = torch.tensor([tokens + [0] * (width - n), depths + [0] * (width - n)])
         if self.replay is None:
             logits_NV = self.model.lm_head(self.model.step(*rows_W2, mask(width), self.cache))[:n]
