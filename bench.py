@@ -143,7 +143,7 @@ def theirs(folder: Path, dtype: torch.dtype, device: torch.device, **options) ->
 
 
 def table(runs: list[Run], methods: list[str]) -> str:
-    """Markdown, one row a method; on each prompt ratios are against plain's run, exactness against greedy's."""
+    """Markdown, one row a method; per prompt, ratios are against plain's run, exactness against greedy's."""
     plain = {(run.file, run.task): run for run in runs if run.method == PLAIN}
     greedy = {(run.file, run.task): run for run in runs if run.method == "greedy"}
     lines = [
