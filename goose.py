@@ -599,7 +599,11 @@ def parser() -> Parser:
     )
     p.add_argument("--trace", metavar="FILE.html", help="write a page that shows every cycle's tree")
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not capture a CUDA graph")
-    group = p.add_argument_group("drafting (Table 5 of the paper)")
+    group = p.add_argument_group(
+        "drafting (Table 5 of the paper)",
+        "The best-first tree goes by --width, --successors, --no-context, --no-transitions, --no-bigram and "
+        "--no-prefill-harvest; the others shape Algorithm 1 (--tree spine) and the other methods.",
+    )
     for f in dataclasses.fields(Settings):
         name = f.name.replace("_", "-")
         if f.name == "method":
@@ -723,7 +727,7 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = {}
     if settings.method == "goose" and settings.tree == "best" and not settings.width:
         note("measuring the cost of a pass ...")
-        seconds = measure(model)
+        seconds = measure(model, length=max(256, len(prompt)))
         note("")
     drafter = BestDrafter(settings, seconds) if seconds else drafter_for(fixed)
     if options.compare:

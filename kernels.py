@@ -44,7 +44,7 @@ ONES = 8  # columns of ones beside each value: they carry the softmax denominato
 
 
 class Linear:
-    """y = x A^T + b, where a row of y has the same bits however many rows x has (from 2 up; README:
+    """y = x A^T + b, where a row of y has the same bits however many rows x has (from 4 up; README:
     Exactness).
 
     On a CPU the weight is kept in oneDNN's blocked layout, which also reads it about twice as fast as
@@ -114,7 +114,7 @@ def tree_attention(q_WHK: Tensor, keys_GTK: Tensor, values_GTK: Tensor, layout: 
     scores_GMT = torch.bmm(q_GMK, keys_GTK[:, : max(slots, 16)].transpose(1, 2))[:, :, :slots]
     tail_GWRS = scores_GMT[:, :, layout.first :].unflatten(1, (W, H // G))
     tail_GWRS.masked_fill_(layout.hidden_WS[:, None], -torch.inf)
-    weights_GMT = (scores_GMT - scores_GMT.amax(-1, keepdim=True)).exp_()
+    weights_GMT = scores_GMT.sub_(scores_GMT.amax(-1, keepdim=True)).exp_()
 
     sums_GMK = torch.zeros(G, W * (H // G), K + ONES)
     for start in range(0, layout.first, BLOCK):

@@ -438,8 +438,9 @@ def prefill(
         mask_WW = torch.ones(width, width, dtype=torch.bool, device=model.device).tril()
         hidden_WD = model.step(row_W, torch.arange(width, device=model.device), mask_WW, cache)
         cache.commit(list(range(n)))
-        first = 0 if every_row else max(0, n - 4)
-        yield model.lm_head(hidden_WD[first : max(n, 4)])[: n - first]
+        first = 0 if every_row or cache.on_device else max(0, n - 4)  # on a device rows round by their number
+        logits_WV = model.lm_head(hidden_WD if cache.on_device else hidden_WD[first : max(n, 4)])
+        yield logits_WV[: n - first]
 
 
 # ---- loading -----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 (`AdjacencyTable`).
 
 Both are training-free and own their state. A source of another kind needs one of their two query methods:
-`chain(tail) -> Match` for a source that proposes a run of tokens, `successors(token, before)` for one that
+`chain(drafted) -> Match` for a source that proposes a run of tokens, `successors(token, before)` for one that
 proposes alternatives for the next token. Section 4.1 and Appendix C.1 of the paper; confidence is Section
 4.3.
 """

@@ -2,7 +2,7 @@
 
 A tree is `tokens` and `parents`; node 0, the root, is the anchor (the last committed token), and a parent
 stands before its children, so the nodes along any path stand in text order. Builders take the two sources
-through small interfaces (README: your own source, your own tree):
+through small interfaces (README: your own source):
 
     chain                          list[int], tokens that a context source proposes after the anchor
     table.successors(token, before) -> [(token, score), ...], best first; [] for a token never seen

@@ -3,24 +3,26 @@
 The trees. A balanced tree is filled level by level with k transitions under every node, its last level
 possibly not full; the best one is over all k. Its one source is the transitions, so every node has p_t. (A
 balanced tree of the context source would be a chain, since a match proposes one token a node: the case of
-proofs/best_first.py.) A spine tree has a chain of L >= 1 context nodes from the root; every other node is a
-transition, and transitions may grow below it. In both, no node has more than K children.
+proofs/best_first.py.) A spine tree has a chain of L >= 1 context nodes from the root (none if B = 1); every
+other node is a transition and may hang below any node. In both, no node has more than K children.
 
-The model (the paper's, "coins"). Children are tried in order, each with a coin of its own, until one is
-accepted: the spine child with p_s, a transition with p_t. So k transitions carry on with probability 1 - (1 -
-p_t)^k.
+The model (the paper's, "coins"). Children are tried in order, the spine child first, each with a coin of its
+own, until one is accepted: the spine child with p_s, a transition with p_t. So k transitions carry on with
+probability 1 - (1 - p_t)^k.
 
 Statement 1. Let p_s > p_t and at least one draft (B >= 2). Then the best spine tree yields strictly more than
-the best tree of transitions, balanced or not, with the same B and K. Proof. Take a best tree of transitions.
-Let the child of the root with the largest Y be tried first, Y being what the tree yields once that child is
-accepted, its own 1 included; this order never yields less. Let R be what the tree yields if it fails. The
-tree yields f(p) = p Y + (1 - p) R at p = p_t. Turn that child into a spine node: the yield is f(p_s). Once
-the first of k children has failed, another is accepted with probability 1 - (1 - p_t)^(k - 1) < 1, and then
-yields at most Y. So R < Y, f grows with p, and f(p_s) > f(p_t).
+the best tree of transitions, balanced or not, with the same B and K. Proof. Take a best tree of transitions
+that has a draft (nodes never lower the yield). Let the child of the root with the largest Y be tried first, Y
+being what the tree yields once that child is accepted, its own 1 included. This order never yields less: of
+two neighbours with Y and Y', trying the one with Y first gains p_t^2 (Y - Y'). Let R be what the tree yields
+if it fails. The tree yields f(p) = p Y + (1 - p) R at p = p_t. Turn that child into a spine node: the yield
+is f(p_s). Once the first of k children has failed, another is accepted with probability 1 - (1 - p_t)^(k - 1)
+< 1, and then yields at most Y. So R < Y, f grows with p, and f(p_s) > f(p_t).
 
 Statement 2 (p_s > p_t is needed). If p_s <= p_t, no spine tree yields more than the best tree of transitions.
-Proof. From the deepest spine node up: if Y >= R there, replacing p_s by p_t does not lower the yield; if Y <
-R, dropping the child with all below it does not. Either way a spine node is gone.
+Proof. From the deepest spine node up, Y and R now being those at its parent: if Y >= R, replacing p_s by p_t
+does not lower the yield; if Y < R, dropping the child with all below it does not. Either way a spine node is
+gone.
 
 Conditions, by search over p_s and p_t in [0, 1]: without drafts (B = 1) both trees are the root, and equal;
 p_t = 0 is no exception, the transitions then yield 0. Nothing but p_s > p_t and one draft is needed here.
@@ -31,14 +33,14 @@ balanced tree can win: 7 drafts, k = 3, p_t = 2/5, p_s = 401/1000 (the fewest dr
 (b) Siblings carry different tokens, so in truth their acceptances are disjoint. Let k transitions carry on
 with probability k p_t, those beside a spine child being tried only where that fails, as in
 proofs/expected_yield.py. Then two transitions with p_t = 1/2 are certain to yield 1, while with p_s = 3/5 a
-chain of two yields 3/5 + 9/25 = 24/25 and a spine node with a branch 3/5 + 2/5 x 1/2 = 4/5: p_s > p_t is not
+chain of two yields 3/5 + 9/25 = 24/25, a spine node with a branch beside it 3/5 + 2/5 x 1/2 = 4/5, and one
+with a branch below it 3/5 x 3/2 = 9/10: p_s > p_t is not
 enough. The nearest true claim: p_s - p_t > p_s p_t (k - 1) is enough, k being the number of the root's
 children in a best tree of transitions. Proof. The swap of Statement 1 gains (p_s - p_t) Y and lowers the
 probability of the k - 1 others, none of which yields more than Y, from p_t to (1 - p_s) p_t.
 
-main() works the measured medians, p_s = 0.21, p_t = 0.033, B = 60: with K = 10 for all trees, and without a
-bound, where the best balanced tree is the star and a spine has little to add.
-"""
+main() works the measured medians, p_s = 0.21, p_t = 0.033, B = 60: with K = 3 and K = 10 for all trees, and
+without a bound, where the best balanced tree is the star and a spine has little to add."""
 
 import itertools
 import time
@@ -100,11 +102,11 @@ def best_trees(
 
 
 def one_level_loses() -> tuple[int, int, Fraction, Fraction] | None:
-    """(a): the fewest drafts on a grid, with k, p_s and p_t, where spine trees whose branches do not grow do
-    not beat a balanced tree."""
+    """(a): the fewest drafts on a grid, with k, p_s and p_t, where spine trees whose branches do not grow
+    yield less than a balanced tree."""
     for drafts, k, n in itertools.product(range(1, 16), range(1, 4), range(1, 20)):
         p_t, p_s = Fraction(n, 20), Fraction(n, 20) + Fraction(1, 1000)
-        if best_trees(p_s, p_t, drafts + 1, drafts, grow=False)[2] <= balanced(p_t, k, drafts):
+        if best_trees(p_s, p_t, drafts + 1, drafts, grow=False)[2] < balanced(p_t, k, drafts):
             return drafts, k, p_s, p_t
     return None
 

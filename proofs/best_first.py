@@ -1,12 +1,13 @@
 """Best first is optimal, and with it Proposition 4: at least as many tokens in expectation as either source
 alone.
 
-Setting. Every possible node v has candidates for its children, each with a probability q of being accepted
-given that v is. P(v) is the product of q along the path. By proofs/expected_yield.py a tree's expected yield
-is the sum of P over its nodes (the root's P = 1 stands for the bonus token).
+Setting. Every possible node v has finitely many candidates for its children, each with a probability q of
+being accepted given that v is. P(v) is the product of q along the path. By proofs/expected_yield.py a tree's
+expected yield is the sum of P over its nodes (the root's P = 1 stands for the bonus token).
 
-Statement 1. Best first takes, again and again, the node with the largest P among the candidates of the nodes
-already taken. After B nodes no tree of B nodes over the same candidates has a larger expected yield.
+Statement 1. Best first starts with the root and takes, again and again, the node with the largest P among the
+candidates of the nodes already taken. After B nodes no tree of B nodes over the same candidates has a larger
+expected yield.
 
 Proof. Every q is at most 1, so P(child) <= P(parent). Order all nodes by falling P, parents before children
 where they are equal, and let S be the first B of them (all of them if there are fewer). With a node its

@@ -15,26 +15,26 @@ than some gain left; moving that branch raises the sum.
 
 Statement 2 (the line, in whole numbers). Solve g_i(k) = lambda for real k - 1: it is l_i = ln(w_i p_t /
 lambda) / -ln x. Statement 1 says l_i <= k_i, and k_i <= l_i + 1 where k_i >= 1: the widths are l_i rounded up
-(at a tie one more), or 0 where l_i is below 0. For i < L, ln w_i = ln(1 - p_s) + i ln p_s, so l_i is affine
-in i with slope ln p_s / -ln x < 0: the paper's Lagrange condition. Without logarithms, for neighbours below
-the end of the spine with k_(i+1) >= 1: x^(k_i - k_(i+1) - 1) >= p_s >= x^(k_i - k_(i+1) + 1), that is, the
-step k_i - k_(i+1) is within 1 of s = ln p_s / ln x. (From g_i(k_i) >= lambda >= g_(i+1)(k_(i+1) + 1), and the
-same with i and i + 1 exchanged; k_i >= 1 too, since w_i > w_(i+1).)
+(at a tie possibly one more), or 0 where l_i is below 0. For i < L, ln w_i = ln(1 - p_s) + i ln p_s, so l_i is
+affine in i with slope ln p_s / -ln x < 0: the paper's Lagrange condition. Without logarithms, for neighbours
+before the end of the spine (i + 1 < L) with k_(i+1) >= 1: x^(k_i - k_(i+1) - 1) >= p_s >= x^(k_i - k_(i+1) +
+1), that is, the step k_i - k_(i+1) is within 1 of s = ln p_s / ln x. (From g_i(k_i) >= lambda >=
+g_(i+1)(k_(i+1) + 1), and the same with i and i + 1 exchanged; k_i >= 1 too, since w_i > w_(i+1).)
 
 What does not hold as stated. "The best k_i fall with depth" is false at the last node: its weight is p_s^L,
 not p_s^L (1 - p_s), so its line lies higher by ln(1 - p_s) / ln x. The smallest counterexample is L = 1 and
-one branch with p_s > 1/2: the best widths are 0, 1. What is true: below the end the widths never rise; and
-for every b some best allocation never rises at all, if and only if p_s <= 1/2. (Then w_(L-1) >= w_L. If p_s >
+one branch with p_s > 1/2: the best widths are 0, 1. What is true: before the end the widths never rise (else
+g_(i+1)(k_(i+1)) < g_i(k_i + 1), though the first was taken and the second left); and for L >= 1 some best
+allocation never rises at all, whatever b is, if and only if p_s <= 1/2. (Then w_(L-1) >= w_L. If p_s >
 1/2, node L gets its first branch before node L - 1 does.)
 
 How steep the line is. At the medians p_s = 0.21, p_t = 0.033 a step is s = 46.5 branches: of the 50 that B =
 60 leaves beside a spine of 9, the root gets 48, the first spine node 2 and the others none.
 
 The 1/i rule. Algorithm 1 gives the root half of b and nodes 1 ... L shares proportional to 1/i. It needs no
-estimate of p_s or p_t. Its widths are convex in i: next to the line they have a tail where the line is 0, and
-no rise at the end. It is neither always better nor always worse than an even split; main() prints what both
-lose.
-"""
+estimate of p_s or p_t. Before rounding they fall like 1/i: beside the line they have a tail where the line is
+0, and no rise at the end. It is neither always better nor always worse than an even split; main() prints what
+both lose."""
 
 import itertools
 import time
@@ -131,6 +131,7 @@ def check() -> dict[str, int]:
         rule, split = (value(w, x, widths) for widths in (harmonic(L, b), even(L, b)))
         rule_wins, even_wins = rule_wins + (rule > split), even_wins + (rule < split)
     expected = set(itertools.product([p_s for p_s in SPINE_RATES if p_s > HALF], BRANCH_RATES, LENGTHS))
+    assert rule_wins and even_wins and neighbours, "nothing compared, or one split is always the better"
     assert rising == expected, f"rises at the end for some b, or should: {rising ^ expected}"
     return {
         "allocations": compared,

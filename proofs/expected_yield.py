@@ -11,35 +11,35 @@ that sum. Proof. The number of accepted drafts is the number of nodes (root asid
 through: for each node add 1 if the walk passes through it and 0 if not. The expectation of a sum is the sum
 of the expectations, and that of v's summand is P(v).
 
-Statement 2. The paper's formula for a spine of length L with k_i branches at spine node i,
+Statement 2. The paper says that E[tau], for a spine of length L with k_i branches at spine node i, is at
+least
 
     1 + sum_{i=1..L} p_s^i + sum_{i<L} p_s^i (1 - p_s) (1 - (1 - p_t)^k_i) + p_s^L (1 - (1 - p_t)^k_L),
 
-is Statement 1 for one-level branches that are tried in order, each by a coin of its own: branch j = 1, 2, ...
-of spine node i is the accepted one if the spine breaks there, the coins before it fail and its own succeeds,
-so q = (1 - p_s) (1 - p_t)^(j-1) p_t (at the end of the spine, i = L, without the factor 1 - p_s). These are
-disjoint events, and over j they add up to (1 - p_s) (1 - (1 - p_t)^k_i). In this model, which is the paper's,
-and with branches that have no children, "at least" is always an equality.
+This sum is Statement 1 for one-level branches that are tried in order, each by a coin of its own: branch j =
+1, 2, ... of spine node i is the accepted one if the spine breaks there, the coins before it fail and its own
+succeeds, so q = (1 - p_s) (1 - p_t)^(j-1) p_t (at the end of the spine, i = L, without the factor 1 - p_s).
+These are disjoint events, and over j they add up to (1 - p_s) (1 - (1 - p_t)^k_i). In this model, which is
+the paper's, and with branches that have no children, "at least" is always an equality.
 
 Real branches are not coins. They carry different tokens and the model emits one. Write b_i for the true
-probability that some branch at node i is right, given that the walk stands there and takes no spine child.
-For branches without children E[tau] differs from the formula by the sum over i of w_i (b_i - 1 + (1 -
-p_t)^k_i), with w_i = p_s^i (1 - p_s) for i < L and w_L = p_s^L: "at least" holds exactly if that is not
-negative. If each branch is right with p_t, then b_i = k_i p_t. (So k_i p_t <= 1: coins can stand for any
-number of branches, tokens cannot.) Now
+probability that some branch at node i is right, given that the walk stands there and takes no spine child
+(the spine breaks there, or ends). For branches without children E[tau] differs from the formula by the sum
+over i of w_i (b_i - 1 + (1 - p_t)^k_i), with w_i = p_s^i (1 - p_s) for i < L and w_L = p_s^L: "at least"
+holds exactly if that is not negative. If each branch is right with p_t in that case, then b_i = k_i p_t. (So
+k_i p_t <= 1: coins can stand for any number of branches, tokens cannot.) Now
 
-  - k p >= 1 - (1 - p)^k (Bernoulli's inequality: the chance of a union is at most the sum), strictly if k >=
-    2 and p > 0;
+  - k p_t >= 1 - (1 - p_t)^k (Bernoulli's inequality: the chance of a union is at most the sum), strictly if
+    k >= 2 and p_t > 0;
   - children of branches only add nodes, and each adds its P >= 0.
 
 So "at least" holds, and it is an equality exactly if no branch has a child that can be accepted and, at every
-node where the spine can break, k_i <= 1 or p_t = 0. (The spine cannot break at a node i < L if p_s = 1, and
-no node i > 0 is reached if p_s = 0.) If p_t is read as the chance that a branch is right whether or not the
-spine breaks, q is p_t instead of (1 - p_s) p_t, and the true yield is no smaller.
+node where the spine can break or end, k_i <= 1 or p_t = 0. (The spine cannot break at a node i < L if p_s =
+1, and no node i > 0 is reached if p_s = 0.) If p_t is read as the chance that a branch is right whether or
+not the spine breaks, q is p_t instead of (1 - p_s) p_t, and the true yield is no smaller.
 
-One thing in the formula fits no one model of the text: a branch at node i counts p_t (1 - p_s) where the
-spine goes on and p_t where it ends, so its q depends on what else was drafted. proofs/best_first.py needs a q
-that does not.
+No one q serves for all L: a branch at node i counts p_t (1 - p_s) where the spine goes on and p_t where it
+ends, so its q depends on what else was drafted. proofs/best_first.py needs a q that does not.
 """
 
 import itertools

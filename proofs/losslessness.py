@@ -3,7 +3,7 @@
 Statement. Let f be any function from texts to next tokens (for greedy decoding the argmax, for sampling the
 draw at the text's next position: proofs/sampling.py). Plain decoding maps a text x to x f(x), again and
 again. The loop of Algorithm 2 drafts any tree whose root stands for the last token of x, computes f at every
-node (at a node it sees x and the tokens on the path to that node: what the mask is for), walks (Algorithm 3),
+node (at a node it sees x and the tokens from below the root down to that node), walks (Algorithm 3),
 and appends the accepted tokens and the bonus token. Then after every cycle the committed text is a text of
 plain decoding, and it is longer than before by at least one token.
 
@@ -22,8 +22,9 @@ beyond the bound is not compared. One cycle depends on earlier cycles only throu
 So it is enough to try every tree at every text that the loop reaches; a sequence, as counted, is a choice of
 one tree for each cycle until the text is full.
 
-What is outside: that f is a function. In half precision a pass over many rows may round otherwise than a pass
-over one; the model sees to that elsewhere, here f is given.
+What is outside: that the pass computes f of x and the path at each node, which is the business of mask,
+positions and cache; and that f is a function, though in half precision a pass over many rows may round
+otherwise than a pass over one. The tests see to both on models; here f is given.
 """
 
 import itertools

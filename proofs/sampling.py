@@ -9,23 +9,25 @@ Statement 1. For every sequence of drafted trees the loop commits the same text,
 these u. Proof. With u fixed, "the next token after x" is a function f of x alone: its length picks u_n, its
 content picks the distribution. Losslessness holds for every function f (proofs/losslessness.py). At a node of
 depth d in a tree below a text of length n the loop uses u_(n+d), as plain sampling would: siblings, and all
-nodes of one depth, share a number.
+nodes of one depth, share a number, and a position keeps it: where a draft was rejected, the next cycle uses
+the same number again.
 
 Statement 2. The text has the model's distribution: P(text = t1 ... tN) = product of the model's p(t_i | t1
 ... t(i-1)). Proof. By Statement 1 it is enough to look at plain sampling. Given t1 ... t(i-1), token i is t
-exactly if the number of its position falls into t's interval of the cumulative distribution, whose length is
+exactly if u_(i-1) falls into t's interval of the cumulative distribution, whose length is
 p(t | t1 ... t(i-1)); that number is independent of the earlier ones, which decided the text so far. Multiply
 over i.
 
 What breaks Statement 1: a number for each node of the pass, taken from one stream, instead of for each
-position. A rejected draft then uses up a number, and the text depends on what was drafted. The check finds
-the smallest such case: a fair coin, two tokens, one draft.
+position. A rejected draft then uses up a number, and the text depends on what was drafted. The check holds
+such a case: a fair coin, two tokens, one draft.
 
 The check is exact. Distributions are fractions with denominator M, and u takes the M values 0/M ... (M-1)/M,
 each as likely: the inverse then has exactly the model's distribution. Within each setting (alphabet, M, text
 length N) nothing is left out: all models, all M^N number sequences, all trees up to a size, at every text
 that plain sampling passes through. One cycle depends on earlier ones through the committed text only, so that
-covers all sequences of trees.
+covers all sequences of trees. It draws by itself; that the program uses u_(n+d) at depth d is tested in
+tests/test_sampling.py.
 """
 
 import itertools
@@ -79,7 +81,7 @@ def cycle(text: Text, tree: Tree, token_at: Callable[[int, Text], int]) -> Text:
 
 
 def one_number_a_node() -> tuple[Text, Text, Text]:
-    """The smallest case that breaks it, a fair coin, one draft: the numbers, and the texts of two tokens with
+    """A case that breaks it, a fair coin, one draft: the numbers, and the texts of two tokens with
     and without the draft, when every node of a pass takes the next number of a stream."""
     for numbers in itertools.product(range(2), repeat=4):
         texts = []

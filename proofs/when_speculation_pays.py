@@ -8,31 +8,32 @@ Statement 1. With one curve E for every cycle the long-run rate of size n is E(n
 maximum. Then the sizes that maximise E(n) - rate* c(n) are exactly those that reach rate*, and the maximum is
 0. Proof. E(n) / c(n) <= rate* says E(n) - rate* c(n) <= 0, with equality for the best sizes only.
 
-Statement 2. Let cycle t bring its own curve E_t, drawn from finitely many with probabilities pi_t, and let a
-policy pick a size n_t for each. Its long-run rate is sum pi_t E_t(n_t) / sum pi_t c(n_t) (renewal reward).
-Let rate* be the best policy's. Then choosing in every cycle a size that maximises E_t(n) - rate* c(n) is a
-best policy. Proof. For every policy sum pi_t (E_t(n_t) - rate* c(n_t)) <= 0, with equality exactly for the
-best. The rule maximises each summand, so its sum is at least that of a best policy, 0; being at most 0 it is
-0, and the rule is best.
+Statement 2. Let each cycle be of one of finitely many kinds t, independently of the others, with probability
+pi_t and a curve E_t of its own, and let a policy pick a size n_t for each kind. Its long-run rate is sum pi_t
+E_t(n_t) / sum pi_t c(n_t) (renewal reward). Let rate* be the best policy's. Then choosing in every cycle a
+size that maximises E_t(n) - rate* c(n) is a best policy. Proof. For every policy sum pi_t (E_t(n_t) - rate*
+c(n_t)) <= 0, with equality exactly for the best. The rule maximises each summand, so its sum is at least that
+of a best policy, 0; being at most 0 it is 0, and the rule is best.
 
 So further nodes have to earn rate* for each second that they add: that is tree.worthwhile_size. The program
 does not know rate*; it uses the rate of its recent cycles. Statement 3 (Dinkelbach). Start from any policy's
-rate r and let r' be the rate of the policy that maximises E_t - r c. Then r' >= r, and r' = r only at rate*.
+rate r and let r' be the rate of a policy that maximises E_t - r c. Then r' >= r, and r' = r only at rate*.
 Proof. The maximum of sum pi_t (E_t - r c) is at least the old policy's, 0; so the new policy has sum pi_t E_t
 >= r sum pi_t c. If it is equal, the maximum is 0, so no policy has a rate above r. With finitely many
 policies the iteration ends at rate*. From any other r, too high or too low, the first step gives a policy's
 rate, and the rest follows. (The program's rate is measured over a few dozen cycles, so it follows this
 iteration with noise; and a tree's size changes what later cycles know, which the model leaves out.)
 
-Statement 4. If E is concave and c convex in n, a size is best as soon as the next node's gain E(n+1) - E(n)
-is at most rate x (c(n+1) - c(n)). Proof. E - rate c is then concave, and a concave sequence that does not
-grow once never does. For a measured c, which need not be convex, the program compares all measured sizes
-instead, up to the first that holds the whole tree: if c never falls, larger ones cost no less and yield no
-more.
+Statement 4. If E is concave and c convex in n, the first size whose next node gains no more than it costs,
+E(n+1) - E(n) <= rate x (c(n+1) - c(n)), is best. Proof. E - rate c is then concave; it grew up to that size,
+and a concave sequence that does not grow once never does again. For a measured c, which need not be convex,
+the program compares all measured sizes instead, up to the first that holds the whole tree: if c never falls,
+larger ones cost no less and yield no more.
 
-The smallest size on offer costs what a pass of plain decoding costs (on a CPU both have 4 rows) and commits
-no fewer tokens. So at rate*, with right estimates and drafting counted in c, the rule is never slower than
-plain decoding.
+Never slower than plain decoding? Suppose that the smallest size costs what a pass of plain decoding costs,
+drafting included: drafting is free there, or not drafting is one of the sizes. It commits no fewer tokens, so
+at rate*, with right estimates, the rule is not slower. If plain decoding's pass costs c0 < c(smallest), that
+holds up to the factor c0 / c(smallest), which is reached where no draft is ever accepted.
 """
 
 import itertools
@@ -117,13 +118,14 @@ def check() -> dict[str, int]:
             rule = tuple(worthwhile_size(curve, c, best) for _, curve in mixture)
             assert rate(rule, mixture, c) == best, f"{mixture}, {c}: {rule}"
             mixtures += 1
-            r = rate((1, 1), mixture, c)
-            while (
-                better := rate(tuple(worthwhile_size(curve, c, r) for _, curve in mixture), mixture, c)
-            ) != r:
-                assert better > r, f"{mixture}, {c}: the rate fell from {r}"
-                r, steps = better, steps + 1
-            assert r == best, f"{mixture}, {c}: stuck at {r}, best {best}"
+            rates_of_policies = {rate(policy, mixture, c) for policy in policies}
+            for r in (Fraction(0), Fraction(100), *rates_of_policies):
+                while (
+                    better := rate(tuple(worthwhile_size(curve, c, r) for _, curve in mixture), mixture, c)
+                ) != r:
+                    assert better > r or r not in rates_of_policies, f"{mixture}, {c}: fell from {r}"
+                    r, steps = better, steps + 1
+                assert r == best, f"{mixture}, {c}: stuck at {r}, best {best}"
     return {
         "curves and costs": single,
         "stopping rules": stopped,

@@ -1,6 +1,6 @@
 """Compare this implementation with inputs and outputs recorded from the authors' own (version 1.0.0).
 
-    python -m tests.conformance DIR        # DIR holds matcher.json, adjacency.json, ..., see README
+    python -m tests.conformance DIR        # DIR holds matcher.json, ..., like tests/vectors
 
 Prints cases and mismatches for each file and exits 1 on any mismatch. runs.json needs the model that it was
 recorded with: its folder in GOOSE_TEST_WEIGHTS.
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from goose import Drafter, Settings, Totals, generate
+import kernels
+from goose import Drafter, Settings, Totals, best, generate
 from model import Tokenizer, load
 from sources import AcceptanceAverage, AdjacencyTable, ContextMatcher, confidence_of
 from tree import Tree, isotropic_tree, spine_tree, walk
@@ -56,8 +57,8 @@ def check_matcher(case: dict) -> bool:
 def check_adjacency(case: dict) -> bool:
     table = AdjacencyTable()
     for rows in case["passes"]:
-        top = torch.tensor(rows["logits"]).topk(case["top_k"])
-        table.harvest(rows["tokens"], rows["before"], top.indices.tolist(), top.values.softmax(-1).tolist())
+        summary = kernels.summarize(torch.tensor(rows["logits"]), case["top_k"]).tolist()
+        table.harvest(rows["tokens"], rows["before"], *best(summary))
 
     def same(query: dict) -> bool:
         ours, theirs = table.successors(query["token"], query["before"]), query["successors"]

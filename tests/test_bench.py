@@ -7,6 +7,7 @@ import pytest
 
 import bench
 from model import LoadError
+from tests import exactness
 from tests.test_loading import refused
 
 
@@ -89,6 +90,31 @@ def test_a_run_prints_a_table_and_writes_every_run(tmp_path, capsys, tiny_folder
     assert all(run["tokens"] == greedy[run["task"]] for run in runs)
 
 
+def run(method, task, tokens, seconds, **report):
+    counts = {"forward_passes": 3, "nodes": {"spine": 8, "branch": 4}, "accepted": {"spine": 2, "branch": 1}}
+    return bench.Run(
+        method, "f", task, tokens, seconds, 9.0, counts | {"tree_sizes": {"1": 1, "4": 1}} | report
+    )
+
+
+def test_a_table_adds_up_by_hand():
+    """Ratios against plain's run of the same prompt, exactness against greedy's."""
+    runs = [
+        run(bench.PLAIN, "a", [1, 2, 3], 2.0),
+        run("greedy", "a", [1, 2, 4], 2.5),
+        run("goose", "a", [1, 2, 4], 1.0),
+        run(bench.PLAIN, "b", [1, 2, 3], 4.0),
+        run("greedy", "b", [1, 2, 3], 4.0),
+        run("goose", "b", [1, 2, 9], 1.0),
+    ]
+    rows = bench.table(runs, [bench.PLAIN, "greedy", "goose"]).splitlines()[2:]
+    assert rows[0].startswith("| plain, one row | 1.00 | 0.8 | 1.00x (1.00-1.00) | 1/2 |")
+    assert rows[1].startswith("| greedy | 1.00 | 0.7 | 0.90x (")
+    cells = [cell.strip() for cell in rows[2].strip("|").split("|")]
+    assert cells[:2] == ["goose", "1.00"] and cells[2] == "2.0" and cells[3].startswith("3.00x (")
+    assert cells[4:] == ["1/2", "0.250", "0.250", "2.5"]
+
+
 def test_each_file_has_a_table_of_its_own(tmp_path, capsys, tiny_folder):
     files = [
         write(tmp_path / name, [{"task_id": "a", "prompt": "abc" * 5}]) for name in ("p.jsonl", "q.jsonl")
@@ -129,3 +155,21 @@ def test_transformers_can_be_added_to_the_run(tmp_path, capsys, tiny_folder):
     assert bench.main(list(map(str, arguments))) == 0
     out = capsys.readouterr().out
     assert "| transformers greedy |" in out and "| transformers lookup |" in out
+
+
+def test_exactness_counts_equal_outputs(tmp_path, capsys, tiny_folder, monkeypatch):
+    """`python -m tests.exactness`: all of ours are equal, and a wrong token is seen."""
+    prompts = write(tmp_path / "p.jsonl", [{"task_id": i, "prompt": f"abc{i}" * 5} for i in range(2)])
+    arguments = ["exactness", "--weights", tiny_folder, "--prompts", prompts, "--max-new-tokens", "16"]
+    monkeypatch.setattr("sys.argv", list(map(str, [*arguments, "--usual-every", "2", "--widths", "8"])))
+    assert exactness.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"{name}: tokens 2, logits 2 of 2" for name in ("default", "width 8")]
+    assert lines[2].startswith("usual arithmetic: tokens ") and lines[2].endswith(" of 1")
+    original = exactness.goose.walk
+    monkeypatch.setattr(
+        exactness.goose,
+        "walk",
+        lambda tree, predictions: original(tree, predictions) if len(tree) == 1 else ([0, 1], 3),
+    )
+    assert exactness.main() == 1

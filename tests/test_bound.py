@@ -66,13 +66,16 @@ def test_at_the_same_budget_algorithm_1_can_accept_less_than_the_chain_alone():
 
 
 @settings(max_examples=200)
-@given(st.integers(0, 10**6), st.lists(TOKENS, min_size=1, max_size=20), st.integers(2, 60))
-def test_either_source_alone_is_a_tree_of_the_family(seed, chain, budget):
-    """The two ends of the allocation: all of the budget to the spine, or none of it."""
-    table = Table(seed)
-    all_spine = spine_tree(0, None, chain, table, budget, min(len(chain), budget - 1), rho=0.5)
-    assert all_spine.tokens[1 : min(len(chain), budget - 1) + 1] == chain[: budget - 1]
-    assert SPINE not in spine_tree(0, None, chain, table, budget, 0).sources
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.floats(0, 1))
+def test_with_the_papers_constants_goose_holds_all_that_prompt_lookup_would_draft(text, average):
+    """So at every step it accepts at least what plain prompt lookup with its 20 tokens accepts
+    (proofs/containment.py, Statement 3)."""
+    drafter = Drafter(Settings(tree="spine", width=128))
+    drafter.start(text, [[99, 98]] * len(text), [[0.6, 0.4]] * len(text))
+    drafter.average = AcceptanceAverage(average)
+    chain = list(drafter.matcher.chain().tokens)
+    tree = drafter.draft().tree
+    assert accepted(tree, chain) == len(chain) and len(tree) > 1
 
 
 def test_full_confidence_is_the_bypass(tiny_models):

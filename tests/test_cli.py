@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import goose
+from goose import Sampling
 from model import Tokenizer, load
 from tests.conftest import ROOT, tiny_config, write_folder
 from tests.test_goose import greedy
@@ -146,8 +147,8 @@ def test_a_closed_pipe_is_no_error(tiny_folder):
         f"{sys.executable} goose.py --weights {tiny_folder} --prompt 'def' --max-new-tokens 400 "
         "--ignore-eos | head -c 5"
     )
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True)
-    assert done.returncode == 0 and b"Traceback" not in done.stderr and b"Exception" not in done.stderr
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True)
+    assert done.returncode == 141 and b"Traceback" not in done.stderr and b"Exception" not in done.stderr
 
 
 def test_control_c_ends_cleanly_with_what_was_written(tiny_folder):
@@ -166,6 +167,7 @@ def test_control_c_ends_cleanly_with_what_was_written(tiny_folder):
             "greedy",
         ],
         cwd=ROOT,
+        bufsize=0,  # so that communicate misses nothing that read has buffered
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -173,6 +175,12 @@ def test_control_c_ends_cleanly_with_what_was_written(tiny_folder):
     process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=60)
     assert first and process.returncode == 130 and b"Traceback" not in err
+    assert b"ended by interrupted" in err
+    shown = (first + rest).decode("utf-8").removesuffix("\n")
+    model, tokenizer = load(tiny_folder), Tokenizer(tiny_folder)
+    prompt = tokenizer.encode("def")
+    whole = tokenizer.decode(greedy(model, prompt, 500), prompt)
+    assert shown.rstrip("\ufffd") == whole[: len(shown.rstrip("\ufffd"))]
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
@@ -258,3 +266,46 @@ def test_help_names_every_option(capsys):
         "--json",
     ):
         assert name in text
+
+
+def test_sampling_options_reach_the_text(capsys, tiny_folder):
+    base = ["--weights", tiny_folder, "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos"]
+    model, tokenizer = load(tiny_folder), Tokenizer(tiny_folder)
+    prompt, texts = tokenizer.encode("def f(x):"), []
+    for sampling in (Sampling(1.0, 5, 0.9, 7), Sampling(1.0, 5, 0.9, 8), Sampling(2.5, seed=7)):
+        options = ["--temperature", sampling.temperature, "--top-k", sampling.top_k]
+        options += ["--top-p", sampling.top_p, "--seed", sampling.seed]
+        report = json.loads(main(capsys, *base, *options, "--json")[1])
+        assert report["tokens"] == greedy(model, prompt, 12, sampling=sampling)
+        texts.append(tuple(report["tokens"]))
+    assert len(set(texts)) == 3
+
+
+def test_dtype_and_chat_reach_the_model(capsys, tmp_path):
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    folder = write_folder(
+        tmp_path / "m",
+        tiny_config(vocab_size=300),
+        settings={"eos_token": "</s>", "chat_template": template},
+    )
+    options = ["--weights", folder, "--prompt", "Hi", "--chat", "--system", "Be brief", "--dtype", "bfloat16"]
+    code, out, _ = main(capsys, *options, "--max-new-tokens", "3", "--json")
+    report, tokenizer = json.loads(out), Tokenizer(folder)
+    assert code == 0 and report["dtype"] == "bfloat16"
+    prompt = tokenizer.encode("[system]Be brief[user]Hi[assistant]")
+    assert report["prompt_tokens"] == len(prompt)
+    assert report["tokens"] == greedy(load(folder, "bfloat16"), prompt, 3, tokenizer.stop_ids)
+
+
+def test_the_trace_and_the_trees_show_every_cycle(capsys, tiny_folder, tmp_path):
+    file = tmp_path / "t.html"
+    arguments = ["--weights", tiny_folder, "--prompt", "def f(x):" * 3, "--max-new-tokens", "15"]
+    arguments += ["--ignore-eos", "--width", "8"]
+    code, out, err = main(capsys, *arguments, "--trace", file, "--show-tree")
+    page = file.read_text(encoding="utf-8")
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert code == 0 and f"in {len(data['cycles'])} passes" in err
+    assert data["report"]["forward_passes"] == len(data["cycles"])
+    assert sum(
+        line.startswith(("prefill: ", "spine: ", "branch: ", "plain: ")) for line in out.splitlines()
+    ) == len(data["cycles"])

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels
-from goose import Drafter, Settings, generate
+from goose import Drafter, Settings, drafter_for, generate
 from kernels import BLOCK, MAX_WIDTH, ONES, DeviceLayout, Layout, Linear
-from model import Cache, Scorer, prefill
+from model import Cache, Model, Scorer, prefill
 from tests.test_goose import tokens_of
 
 needs_triton = pytest.mark.skipif(kernels.triton is None, reason="triton is not installed")
@@ -116,15 +116,19 @@ def with_ones(values):
     st.integers(4, MAX_WIDTH),
     st.sampled_from([(4, 4), (4, 2), (9, 3), (8, 1)]),
     st.sampled_from([8, 16, 64]),
+    st.sampled_from([1, 100]),
 )
-def test_tree_attention_is_softmax_attention_over_the_ancestors(random, length, width, heads, size):
+def test_tree_attention_is_softmax_attention_over_the_ancestors(random, length, width, heads, size, scale):
     q, keys, values = attention_case(random, *heads, size, length, width)
+    q = q * scale  # large scores must not overflow
     parents, depths = random_tree(random, random.randint(1, width))
     mask = mask_of(parents, width)
     depths = torch.tensor(depths + [0] * (width - len(depths)))
     keys[:, length + width :] = values[:, length + width :] = float("nan")  # beyond the pass: never seen
     out = kernels.tree_attention(q, keys, with_ones(values), Layout.of(length, depths, mask))
-    torch.testing.assert_close(out.double(), direct(q, keys, values, length, mask), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        out.double(), direct(q, keys, values, length, mask), atol=2e-5 * scale, rtol=1e-4
+    )
 
 
 @settings(deadline=None, max_examples=80)
@@ -225,6 +229,24 @@ def test_the_summary_of_a_pass_is_argmax_and_top_k(rows, vocabulary, k, seed, ti
             assert torch.equal(ids, top.indices)
 
 
+def test_width_1_is_a_pass_over_one_row(tiny_models):
+    """Plain decoding, the base of every speed ratio, pays for no padding; all other passes have 4 rows or
+    more."""
+    for width, wanted in ((1, {1}), (2, {4}), (16, {4})):
+        rows, original = set(), Model.step
+
+        def watched(self, tokens_W, depths_W, *rest, rows=rows, original=original):
+            if int(depths_W.max()) == 0:  # not the prefill, which is a chain
+                rows.add(len(tokens_W))
+            return original(self, tokens_W, depths_W, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Model, "step", watched)
+            drafter = Drafter(Settings(method="greedy", width=width))
+            list(generate(tiny_models["float32"][0], [5, 6, 7], drafter, 8))
+        assert rows == wanted
+
+
 # ---- the CUDA path -----------------------------------------------------------------------------------------
 
 
@@ -320,7 +342,7 @@ def test_the_device_path_decodes_the_same_tokens(tiny_models, device_path):
     for model in tiny_models["float32"]:
         prompt = [5, 6, 7, 8] * 3
         tokens = {
-            method: tokens_of(generate(model, prompt, Drafter(Settings(method=method, width=12)), 10))
+            method: tokens_of(generate(model, prompt, drafter_for(Settings(method=method, width=12)), 10))
             for method in ("greedy", "goose")
         }
         assert tokens["greedy"] == tokens["goose"]

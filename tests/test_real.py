@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from goose import METHODS, BestDrafter, Drafter, Settings, generate, measure
+from goose import METHODS, BestDrafter, Settings, drafter_for, generate, measure
 from model import Stream, Tokenizer, load
 from tests.test_goose import greedy, tokens_of
 
@@ -54,7 +54,7 @@ def test_every_method_gives_greedys_tokens(real_folder, tokenizer, dtype):
         ids = tokenizer.encode(prompt)
         truth = greedy(model, ids, 48)
         for method in METHODS:
-            drafter = Drafter(Settings(method=method, width=32))
+            drafter = drafter_for(Settings(method=method, width=32))
             assert tokens_of(generate(model, ids, drafter, 48)) == truth, (prompt, method)
         assert tokens_of(generate(model, ids, BestDrafter(Settings(), seconds), 48)) == truth, prompt
 
@@ -65,7 +65,7 @@ def test_known_continuations(real_model, tokenizer):
     for limit in (1, 2, 3, 5, 8, 48):
         wanted = [4461] + [2654] * (limit - 1)
         for method in METHODS:
-            assert tokens_of(generate(real_model, ids, Drafter(Settings(method=method)), limit)) == wanted
+            assert tokens_of(generate(real_model, ids, drafter_for(Settings(method=method)), limit)) == wanted
     for text, start in (
         ("Hello", [29, 1717, 29, 2759, 29, 5476, 29, 1766]),
         ("\n", [29, 378, 476, 49, 18, 314, 253, 2244]),
@@ -78,7 +78,9 @@ def test_control_tokens_in_a_prompt_are_special_and_do_not_stop_it(real_model, t
     assert tokenizer.encode("a<|im_end|>b") == [81, 2, 82]
     prompt = [81, 2, 82, 2] * 6
     for method in METHODS:
-        cycles = list(generate(real_model, prompt, Drafter(Settings(method=method)), 12, tokenizer.stop_ids))
+        cycles = list(
+            generate(real_model, prompt, drafter_for(Settings(method=method)), 12, tokenizer.stop_ids)
+        )
         truth = greedy(real_model, prompt, 12)
         end = truth.index(2) + 1 if 2 in truth else 12
         assert tokens_of(cycles) == truth[:end]
@@ -99,7 +101,9 @@ def test_stop_ids_survive_missing_files(real_folder, tmp_path):
             del config["eos_token_id"]
             (folder / "config.json").write_text(json.dumps(config))
         tokenizer = Tokenizer(folder)
-        cycles = list(generate(model, chat(tokenizer, WORDS), Drafter(Settings()), 32, tokenizer.stop_ids))
+        cycles = list(
+            generate(model, chat(tokenizer, WORDS), drafter_for(Settings()), 32, tokenizer.stop_ids)
+        )
         assert tokens_of(cycles) == [2705, 827, 1296, 30, 2] and cycles[-1].finish_reason == "stop"
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels
-from goose import METHODS, Drafter, Sampling, Settings, choose, generate
+from goose import METHODS, Sampling, Settings, choose, drafter_for, generate
 from tests.test_goose import EXACT, MODELS, PROMPTS, Arbitrary, greedy, tokens_of
 
 SAMPLINGS = st.builds(
@@ -26,9 +26,19 @@ def test_one_seed_gives_one_text_whatever_is_drafted(tiny_models, data, which, d
     model = tiny_models[dtype][which]
     truth = greedy(model, prompt, sampling=sampling)
     method = data.draw(st.sampled_from(METHODS))
-    drafter = Drafter(Settings(method=method, width=data.draw(st.integers(2, 64))))
+    tree = data.draw(st.sampled_from(["best", "spine"]))
+    drafter = drafter_for(Settings(method=method, tree=tree, width=data.draw(st.integers(2, 64))))
     assert tokens_of(generate(model, prompt, drafter, 24, sampling=sampling)) == truth
     assert tokens_of(generate(model, prompt, Arbitrary(data, truth, 24), 24, sampling=sampling)) == truth
+
+
+def test_a_text_may_be_cut_anywhere_and_continued(tiny_models):
+    """The number of a position does not depend on where the prompt ends."""
+    for model in tiny_models["float32"]:
+        prompt, sampling = [5, 6, 7], Sampling(1.5, seed=4)
+        whole = greedy(model, prompt, 16, sampling=sampling)
+        for cut in range(1, 16):
+            assert greedy(model, prompt + whole[:cut], 16 - cut, sampling=sampling) == whole[cut:]
 
 
 def filtered(logits: list[float], sampling: Sampling) -> list[float]:
@@ -87,7 +97,7 @@ def test_a_model_samples_from_its_own_next_token_distribution(tiny_models):
     texts = [
         tuple(
             tokens_of(
-                generate(model, [5, 6, 7], Drafter(Settings()), 2, sampling=Sampling(1.0, 3, 1.0, seed))
+                generate(model, [5, 6, 7], drafter_for(Settings()), 2, sampling=Sampling(1.0, 3, 1.0, seed))
             )
         )
         for seed in range(1500)

@@ -1,5 +1,6 @@
 """The two sources, against definitions that read the whole text every time."""
 
+from bisect import bisect
 from collections import Counter
 
 from hypothesis import given, settings
@@ -7,6 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sources import (
+    LENGTHS,
+    SCORES,
     AcceptanceAverage,
     AdjacencyTable,
     Candidates,
@@ -157,8 +160,45 @@ def test_where_no_source_knows_the_last_token_those_that_follow_most_tokens_stan
         table.harvest([token], [None], [successors], [[0.4, 0.3, 0.2, 0.1]])
     found = Candidates(matcher, table).after([])
     assert [token for _, token, _, _ in found][:2] == [8, 7] and 5 not in [token for _, token, _, _ in found]
+    assert [kind for _, _, _, kind in found] == [("common", rank) for rank in range(len(found))]
+    candidates = Candidates(matcher, table)
+    candidates.after([])
+    table.harvest([10, 11], [None] * 2, [[12, 13, 14]] * 2, [[0.5, 0.3, 0.2]] * 2)
+    table.harvest([12, 13], [None] * 2, [[12, 13, 14]] * 2, [[0.5, 0.3, 0.2]] * 2)
+    matcher.extend([3])
+    assert [token for _, token, _, _ in candidates.after([])][:3] == [12, 13, 14]  # counted anew
     table.harvest([3], [None], [[5]], [[1.0]])
     assert [token for _, token, _, _ in Candidates(matcher, table).after([])] == [5]
+
+
+def test_a_kind_says_what_is_known_of_a_candidate():
+    """Match length, consensus, the table's word and the order of a context candidate; tier, rank, score and
+    rival of a table's."""
+    phrase = [1, 2, 3, 4, 5, 6, 7]
+
+    def kinds(text, tables=()):
+        matcher, table = ContextMatcher((6, 4, 3, 2)), AdjacencyTable()
+        matcher.extend(text)
+        for token, before, ids, scores in tables:
+            table.harvest([token], [before], [ids], [scores])
+        return {token: kind for _, token, _, kind in Candidates(matcher, table).after([])}
+
+    seven, two = bisect(LENGTHS, 7), bisect(LENGTHS, 2)
+    text = [*phrase, 8, 9, *phrase]
+    assert kinds(text) == {8: ("context", seven, False, "unknown", 0)}
+    assert kinds([30, 6, 7, 8, 31, 6, 7]) == {8: ("context", two, False, "unknown", 0)}
+    twice = [*phrase, 8, 9, *phrase, 8, 10, *phrase]
+    assert kinds(twice) == {8: ("context", seven, True, "unknown", 0)}
+    other = [*phrase, 8, 9, *phrase, 11, 10, *phrase]
+    assert kinds(other) == {
+        11: ("context", seven, False, "unknown", 0),
+        8: ("context", seven, False, "unknown", 1),
+    }
+    for ids, agreement in (([8, 20], "first"), ([20, 8], "lower"), ([20, 21], "not")):
+        found = kinds(text, [(7, None, ids, [0.6, 0.4])])
+        assert found[8] == ("context", seven, False, agreement, 0)
+        assert found[20] == ("unigram", ids.index(20), bisect(SCORES, 0.6 if ids[0] == 20 else 0.4), seven)
+    assert kinds([40, 41], [(41, 40, [5], [0.99])]) == {5: ("bigram", 0, bisect(SCORES, 0.99), -1)}
 
 
 def test_estimates_approach_the_observed_share():

@@ -40,7 +40,7 @@ def tokenizers_(tmp_path_factory):
     ]
 
 
-def streamed(tokenizer, ids, after, sizes=None):
+def streamed(tokenizer, ids, after):
     stream, pieces = Stream(tokenizer, after), []
     for token in ids:
         pieces.append(stream.push([token]))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goose import Cycle, Draft, Drafter, Settings, Totals, generate
+from goose import Cycle, Draft, Settings, Totals, drafter_for, generate
 from model import Tokenizer, load
 from sources import Match
 from trace import PAGE, label, page, page_data, show
@@ -189,7 +189,7 @@ def test_a_token_without_text_shows_its_name_or_its_number(tokenizer):
 def test_the_page_of_a_real_run_is_small(tiny_folder, tokenizer):
     model, totals, cycles = load(tiny_folder, "float32", "cpu"), Totals(), []
     prompt = tokenizer.encode("def f(x):\n    return x\n" * 3)
-    for cycle in generate(model, prompt, Drafter(Settings()), 64):
+    for cycle in generate(model, prompt, drafter_for(Settings()), 64):
         totals.add(cycle)
         cycles.append(cycle)
     text = page(cycles, prompt, tokenizer, totals.report())
