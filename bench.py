@@ -159,7 +159,7 @@ def table(runs: list[Run], methods: list[str]) -> str:
         ) or [0.0]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         exact = sum(run.tokens == greedy[run.file, run.task].tokens for run in mine)
-        rate = statistics.median(run.rate for run in mine)
+        rate = statistics.median([run.rate for run in mine if len(run.tokens) > 1] or [0.0])
         cells = [
             method,
             "",
