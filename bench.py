@@ -37,7 +37,7 @@ METHODS = {
 }
 ABLATIONS = {
     "goose-spine": {},
-    "without spine branches": {"rho": 0.0},
+    "without spine branches": {"spine_branches": False},
     "without bigram tier": {"bigram": False},
     "without confidence": {"confidence": False},
     "without context": {"context": False},

@@ -18,12 +18,14 @@ import os
 import random
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch says so on import; not needed
 import torch
 from torch import Tensor
 
@@ -203,7 +205,7 @@ class Drafter:
                     self.table,
                     budget,
                     length,
-                    s.rho if s.spine_branches else 0.0,
+                    s.rho if s.spine_branches else None,
                     s.max_depth,
                     s.successors,
                     s.min_score,
@@ -593,9 +595,13 @@ def parser() -> Parser:
     p.add_argument("--seed", type=int, default=0, help="of the sampling; the text depends on it alone")
     p.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
     p.add_argument("--compare", action="store_true", help="decode plainly first; exit 1 if the tokens differ")
-    p.add_argument("--color", action="store_true", help="colour each token by where it came from")
     p.add_argument(
-        "--show-tree", action="store_true", help="print each cycle's tree, the accepted path marked"
+        "--color", action="store_true", help="colour each token by where it came from (on a terminal)"
+    )
+    p.add_argument(
+        "--show-tree",
+        action="store_true",
+        help="print each cycle's tree: * accepted, token, source, estimated chance of the path down to it",
     )
     p.add_argument("--trace", metavar="FILE.html", help="write a page that shows every cycle's tree")
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not capture a CUDA graph")
@@ -709,6 +715,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.system is not None and not options.chat:
         raise LoadError("--system needs --chat")
     text = read_prompt(options)
+    if options.trace and (Path(options.trace).is_dir() or not os.access(Path(options.trace).parent, os.W_OK)):
+        raise LoadError(f"{options.trace}: not a file that can be written")
 
     started = time.perf_counter()
     folder = find(options.weights, options.revision)
@@ -733,6 +741,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.compare:
         plain = Settings(method="greedy", width=1)
         greedy = run(model, tokenizer, prompt, Drafter(plain), options, False)
+        if greedy.finish_reason == "interrupted":
+            return 130
     cycles: list[Cycle] = []
     totals = run(model, tokenizer, prompt, drafter, options, show, cycles)
     report = {
@@ -748,8 +758,8 @@ def main(arguments: list[str] | None = None) -> int:
         "pass_seconds": {str(n): round(s, 6) for n, s in seconds.items()},
     }
     report["seconds"] = {"load": round(load_seconds, 6), **report["seconds"]}
-    same = True
-    if options.compare:
+    same, compare = True, options.compare and totals.finish_reason != "interrupted"
+    if compare:
         same = greedy.tokens == totals.tokens
         if not same:  # a pass over one row may round otherwise; plain decoding in this run's passes decides
             padded = Drafter(dataclasses.replace(fixed, method="greedy"))
@@ -773,7 +783,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{totals.tokens_per_second:.1f} tokens/s, ended by {totals.finish_reason}]",
             file=sys.stderr,
         )
-        if options.compare:
+        if compare:
             print(
                 f"[greedy {greedy.tokens_per_second:.1f} tokens/s, "
                 f"{settings.method} {totals.tokens_per_second:.1f}, "

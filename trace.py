@@ -229,6 +229,7 @@ svg .edge.accepted { stroke: var(--accent); stroke-width: 4; }
     <li><span class="now">chosen cycle</span></li>
     <li><span class="copied">where its chain was copied from</span></li>
     <li>&#10003; accepted</li>
+    <li>0.29 estimated chance that the path down to here is accepted</li>
   </ul>
   <p class="hint">Left and Right step through the cycles, Home and End go to the first and last, Shift with
     Left or Right moves the tree sideways; or click a token.</p>
@@ -448,8 +449,8 @@ function start() {
   });
   const chosen = () => Number(location.hash.match(/^#cycle=(\d+)$/)?.[1] ?? NaN);
   addEventListener("hashchange", () => { if (chosen() >= 0 && chosen() !== now) pick(chosen()); });
-  const longest = Math.max(...cycles.map(cycle => cycle.path.length));     // a good one to begin with
-  choose(chosen() >= 0 ? chosen() : cycles.findIndex(cycle => cycle.path.length === longest));
+  const longest = Math.max(...cycles.map(cycle => cycle.emitted.length));  // a good one to begin with
+  choose(chosen() >= 0 ? chosen() : cycles.findIndex(cycle => cycle.emitted.length === longest));
 }
 
 // ---- the totals ----

@@ -137,7 +137,7 @@ def spine_tree(
     table: Table,
     budget: int,
     spine_length: int,
-    rho: float = 0.5,
+    rho: float | None = 0.5,
     max_depth: int = 6,
     top_k: int = 10,
     min_score: float = 0.01,
@@ -146,13 +146,14 @@ def spine_tree(
 
     before: the token before the anchor (None: unknown); chain: the (extended) context match, of which the
     first spine_length tokens become the spine. A spine that takes the whole budget makes budget + 1 nodes:
-    the root is not charged then. Without a chain the result is the pure transition tree.
+    the root is not charged then. Without a chain the result is the pure transition tree. rho 0 still leaves
+    the spine one branch, as in the authors' code; None leaves none.
     """
     tree = chain_tree(anchor, chain[:spine_length])  # step 1
     spine = range(1, len(tree))
 
     share = max(budget - 1 - len(spine), 0)  # step 2
-    spine_share = max(1, int(rho * share)) if spine and share else 0
+    spine_share = max(1, int(rho * share)) if rho is not None and spine and share else 0
 
     def following(node: int) -> int | None:
         return tree.tokens[node + 1] if node + 1 <= len(spine) else None

@@ -77,3 +77,7 @@ def test_readme_and_code_agree_on_what_is_supported():
     for name in ARCHITECTURES:
         assert f"`{name}`" in README
     assert f"`--method {' | '.join(goose.METHODS)}`" in README
+
+
+def test_no_placeholder_is_left():
+    assert not re.search(r"@\w+@", README)

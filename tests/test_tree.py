@@ -196,6 +196,30 @@ def test_the_best_first_tree_takes_nodes_by_falling_probability(table, anchor, b
         assert max(left, default=0) == 0
 
 
+class Numbered:
+    """Ten successors of every token, all different, all with the same score."""
+
+    def successors(self, token, before):
+        return [(100 * (token + 1) + i, 0.1) for i in range(10)]
+
+
+def test_step_4_splits_the_spine_share_by_1_over_depth():
+    """9 branches beside a spine of 3: rho sets what spine nodes get, and 1, 1/2, 1/3 how they share it."""
+    for rho, wanted in (
+        (0.5, [5, 2, 1, 1]),
+        (0.8, [2, 3, 1, 1]),
+        (1.0, [0, 4, 2, 1]),
+        (0.0, [8, 1, 0, 0]),
+        (None, [9, 0, 0, 0]),
+    ):
+        tree = spine_tree(0, None, [1, 2, 3], Numbered(), 13, 3, rho, max_depth=1)
+        widths = [
+            sum(tree.parents[n] == node and tree.sources[n] == BRANCH for n in range(len(tree)))
+            for node in range(4)
+        ]
+        assert widths == wanted, rho
+
+
 @settings(max_examples=200)
 @given(TABLES, TOKENS, CHAINS, st.floats(0.05, 1), st.integers(1, 40))
 def test_the_best_first_yield_is_at_least_the_chains_and_the_transition_trees(
