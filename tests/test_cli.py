@@ -309,3 +309,22 @@ def test_the_trace_and_the_trees_show_every_cycle(capsys, tiny_folder, tmp_path)
     assert sum(
         line.startswith(("prefill: ", "spine: ", "branch: ", "plain: ")) for line in out.splitlines()
     ) == len(data["cycles"])
+
+
+def test_an_interrupted_comparison_compares_nothing(capsys, tiny_folder, monkeypatch):
+    """In the plain half or in the method's own: exit 130, and no word on sameness."""
+    original, calls = goose.generate, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        for number, cycle in enumerate(original(*arguments)):
+            if number == 2 and len(calls) == at:
+                raise KeyboardInterrupt
+            yield cycle
+
+    monkeypatch.setattr(goose, "generate", interrupted)
+    arguments = ["--weights", tiny_folder, "--prompt", "def f(x):", "--max-new-tokens", "20", "--compare"]
+    for at in (1, 2):
+        calls.clear()
+        code, _, err = main(capsys, *arguments, "--ignore-eos")
+        assert code == 130 and len(calls) == at and "DIFFER" not in err and "the same" not in err
