@@ -228,6 +228,7 @@ svg .edge.accepted { stroke: var(--accent); stroke-width: 4; }
     <li><span class="prefill">prefill</span> the first token</li>
     <li><span class="now">chosen cycle</span></li>
     <li><span class="copied">where its chain was copied from</span></li>
+    <li>&#9615;a new pass</li>
     <li>&#10003; accepted</li>
     <li>0.29 estimated chance that the path down to here is accepted</li>
   </ul>
@@ -370,8 +371,8 @@ function drawTree(cycle) {
     "aria-label": "Accepted path: " + accepted.map(node => visible(node.text)).join(", "),
   }, ...edges, ...nodes.map(drawNode)));
   panel.querySelectorAll("text").forEach(shorten);
-  // the path begins in the corner; of a long one the end is in view, and what was drafted after it
-  panel.scrollLeft = Math.max(...accepted.map(right)) + ACROSS - panel.clientWidth;
+  // the path begins in the corner; of a long one the end is in view
+  panel.scrollLeft = Math.max(...accepted.map(right)) + 12 - panel.clientWidth;
   panel.scrollTop = Math.max(...accepted.map(bottom)) - panel.clientHeight;
   const line = node => "  ".repeat(node.column) + (node.accepted ? "* " : "- ")
     + `${JSON.stringify(node.text)} ${node.source} ${node.estimate ?? ""}`;
