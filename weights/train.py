@@ -1,7 +1,7 @@
 """Train the embedded default model: a small Llama that writes Python, on the standard library's own source.
 
     python weights/train.py                 # writes config, tokenizer and weights beside this file
-    python weights/train.py --steps 20 --out /tmp/trial
+    python weights/train.py --steps 20 --out trial
 
 The corpus is what the running interpreter brings along: every top-level function and class of its standard
 library, and every method on its own, each a document that ends with <|end|>. Every 40th file is held out. The
