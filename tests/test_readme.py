@@ -9,7 +9,7 @@ import pytest
 
 import bench
 import goose
-from tests.conftest import ROOT
+from tests.conftest import ROOT, tiny_config, write_folder
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
@@ -43,6 +43,40 @@ def test_the_first_command_runs_on_the_embedded_model():
     command = next(c for c in commands() if "goose.py" in c and "--weights" not in c)
     done = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("\n") and "return" in done.stdout
+
+
+def test_every_goose_and_bench_command_runs(tmp_path, monkeypatch, capsys):
+    """With a tiny checkpoint and one prompt in place of the reader's own, and few tokens."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = write_folder(
+        tmp_path / "m",
+        tiny_config(vocab_size=300),
+        settings={"eos_token": "</s>", "chat_template": template},
+    )
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"task_id": 1, "prompt": "def f(x):"}\n')
+    monkeypatch.chdir(ROOT)
+    ran = 0
+    for command in commands():
+        program = next((part for part in command if part.endswith(".py")), None)
+        if program not in ("goose.py", "bench.py") or "--help" in command:
+            continue
+        if "transformers" in command:
+            pytest.importorskip("transformers")
+        parser = goose.parser() if program == "goose.py" else bench.parser()
+        given = command[command.index(program) + 1 :]
+        changed = ["--weights", str(folder), "--max-new-tokens", "4"]
+        if program == "bench.py":
+            changed += ["--prompts", str(prompts)]
+        elif parser.parse_args(given).prompt_file:
+            (tmp_path / "text").write_text("def f(x):")
+            changed += ["--prompt-file", str(tmp_path / "text")]
+        if "--trace" in given:
+            changed += ["--trace", str(tmp_path / "t.html")]
+        main = goose.command if program == "goose.py" else bench.main
+        assert main([*given, *changed]) == 0, command
+        ran += 1
+    assert ran >= 8 and "| goose |" in capsys.readouterr().out
 
 
 def test_every_command_names_things_that_exist(tmp_path):
