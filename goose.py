@@ -763,7 +763,10 @@ def main(arguments: list[str] | None = None) -> int:
         same = greedy.tokens == totals.tokens
         if not same:  # a pass over one row may round otherwise; plain decoding in this run's passes decides
             padded = Drafter(dataclasses.replace(fixed, method="greedy"))
-            same = run(model, tokenizer, prompt, padded, options, False).tokens == totals.tokens
+            judge = run(model, tokenizer, prompt, padded, options, False)
+            if judge.finish_reason == "interrupted":
+                return 130
+            same = judge.tokens == totals.tokens
         ratio = totals.tokens_per_second / greedy.tokens_per_second if greedy.tokens_per_second else 0.0
         report["compare"] = {
             "greedy_tokens_per_second": round(greedy.tokens_per_second, 3),
